@@ -36,8 +36,12 @@ def prepare(executor: Any) -> None:
     assert executor.preparing(FIVE) is None
 
 
-def test_an_alternate_shares_all_but_its_graphs_and_compiles_nothing(bench: Bench, wide: Any) -> None:
-    home = bench.bind()
+@pytest.fixture
+def home(bench: Bench) -> Any:
+    return bench.bind()
+
+
+def test_an_alternate_shares_all_but_its_graphs_and_compiles_nothing(home: Any, bench: Bench, wide: Any) -> None:
     assert_right(home, rows(5))
     begun = len(bench.gpu.log)
     other = home.alternate(wide)
@@ -52,8 +56,7 @@ def test_an_alternate_shares_all_but_its_graphs_and_compiles_nothing(bench: Benc
     home.close()
 
 
-def test_an_alternate_that_is_not_used_costs_its_home_no_call(bench: Bench, wide: Any) -> None:
-    home = bench.bind()
+def test_an_alternate_that_is_not_used_costs_its_home_no_call(home: Any, bench: Bench, wide: Any) -> None:
     assert_right(home, rows(2))
     alone = calls(bench, home, 2)
     other = home.alternate(wide)
@@ -67,9 +70,8 @@ def test_an_alternate_that_is_not_used_costs_its_home_no_call(bench: Bench, wide
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("first", ["home", "wide"])
 def test_shapes_that_one_has_prepared_are_captured_by_the_other_and_not_compiled(
-    bench: Bench, wide: Any, first: str, background: bool
+    home: Any, bench: Bench, wide: Any, first: str, background: bool
 ) -> None:
-    home = bench.bind()
     other = home.alternate(wide)
     one, two = (home, other) if first == "home" else (other, home)
     prepare(one)
@@ -88,10 +90,9 @@ def test_shapes_that_one_has_prepared_are_captured_by_the_other_and_not_compiled
 
 @pytest.mark.parametrize("first", ["home", "wide"])
 def test_preparing_one_is_ordered_with_what_the_other_has_in_flight_and_launches_later(
-    bench: Bench, wide: Any, first: str
+    home: Any, bench: Bench, wide: Any, first: str
 ) -> None:
     """New shapes run once on the memory that all use. The simulation objects to a context that runs on two streams at once."""
-    home = bench.bind()
     other = home.alternate(wide)
     one, two = (home, other) if first == "home" else (other, home)
     prepare(one)
@@ -109,9 +110,8 @@ def test_preparing_one_is_ordered_with_what_the_other_has_in_flight_and_launches
     home.close()
 
 
-def test_an_executor_that_is_enqueued_to_while_the_other_prepares_goes_on(bench: Bench, wide: Any) -> None:
+def test_an_executor_that_is_enqueued_to_while_the_other_prepares_goes_on(home: Any, wide: Any) -> None:
     """Each wants the lock of the other, or the one for captures."""
-    home = bench.bind()
     other: Any = home.alternate(wide)
     future = other.preparing(FIVE)
     for seed in range(30):
@@ -135,9 +135,8 @@ def test_with_graphs_of_the_library_s_own_an_alternate_has_an_instance_of_its_ow
 
 
 @pytest.mark.parametrize("first", ["home", "wide"])
-def test_graphs_of_the_other_work_after_one_could_not_be_captured(bench: Bench, wide: Any, first: str) -> None:
+def test_graphs_of_the_other_work_after_one_could_not_be_captured(home: Any, bench: Bench, wide: Any, first: str) -> None:
     """Alone, an executor would continue with graphs of the library's own, and free the contexts of the others' graphs."""
-    home = bench.bind()
     other = home.alternate(wide)
     one, two = (home, other) if first == "home" else (other, home)
     bench.gpu.fail("cuGraphInstantiate")
@@ -151,8 +150,7 @@ def test_graphs_of_the_other_work_after_one_could_not_be_captured(bench: Bench, 
     home.close()
 
 
-def test_an_alternate_that_cannot_be_made_leaves_its_home_serving_and_leaks_nothing(bench: Bench, wide: Any) -> None:
-    home = bench.bind()
+def test_an_alternate_that_cannot_be_made_leaves_its_home_serving_and_leaks_nothing(home: Any, bench: Bench, wide: Any) -> None:
     assert_right(home, rows(5))
     before = bench.holdings()
     bench.gpu.fail("cuGraphInstantiate", 2)
@@ -164,8 +162,7 @@ def test_an_alternate_that_cannot_be_made_leaves_its_home_serving_and_leaks_noth
     home.close()
 
 
-def test_settings_are_overridden_on_one_while_the_other_keeps_its_own(bench: Bench, wide: Any) -> None:
-    home = bench.bind()
+def test_settings_are_overridden_on_one_while_the_other_keeps_its_own(home: Any, bench: Bench, wide: Any) -> None:
     other = home.alternate(wide)
     with home.overriding(graphs="off"):
         for executor in (home, other, home):
@@ -177,8 +174,7 @@ def test_settings_are_overridden_on_one_while_the_other_keeps_its_own(bench: Ben
     home.close()
 
 
-def test_an_alternate_that_was_not_closed_is_released_with_its_last_reference(bench: Bench, wide: Any) -> None:
-    home = bench.bind()
+def test_an_alternate_that_was_not_closed_is_released_with_its_last_reference(home: Any, bench: Bench, wide: Any) -> None:
     before = bench.holdings()
     other = home.alternate(wide)
     assert_right(other, rows(5))

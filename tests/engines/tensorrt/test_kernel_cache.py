@@ -81,17 +81,20 @@ def test_an_empty_cache_is_not_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_blob_does_not_replace_what_is_there(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kernels"
+
+
+def test_an_empty_blob_does_not_replace_what_is_there(path: Path) -> None:
     """F50."""
-    path = tmp_path / "kernels"
     keep(path, "conv")
     with open_cache(path, KEY) as cache:
         kernels_of(cache.materialize(Kernels)).clear()
     assert kept(path) == {"conv"}
 
 
-def test_a_file_is_not_written_again_where_nothing_is_new(tmp_path: Path) -> None:
-    path = tmp_path / "kernels"
+def test_a_file_is_not_written_again_where_nothing_is_new(path: Path) -> None:
     keep(path, "conv")
     before = path.stat().st_ino
     assert kept(path) == {"conv"}
@@ -99,16 +102,14 @@ def test_a_file_is_not_written_again_where_nothing_is_new(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("other", [KEY._replace(**{name: "other"}) for name in CacheKey._fields])
-def test_engines_libraries_devices_and_namespaces_keep_apart_in_one_file(tmp_path: Path, other: CacheKey) -> None:
+def test_engines_libraries_devices_and_namespaces_keep_apart_in_one_file(path: Path, other: CacheKey) -> None:
     """F56."""
-    path = tmp_path / "kernels"
     keep(path, "conv")
     keep(path, "gemm", key=other)
     assert (kept(path), kept(path, other)) == ({"conv"}, {"gemm"})
 
 
-def test_two_processes_that_save_different_keys_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "kernels"
+def test_two_processes_that_save_different_keys_lose_nothing(path: Path) -> None:
     first, second = open_cache(path, KEY), open_cache(path, KEY._replace(engine="other"))
     add(first.materialize(Kernels), "conv")
     add(second.materialize(Kernels), "gemm")
@@ -118,9 +119,8 @@ def test_two_processes_that_save_different_keys_lose_nothing(tmp_path: Path) -> 
     assert kept(path, KEY._replace(engine="other")) == {"gemm"}
 
 
-def test_two_processes_that_save_one_key_lose_nothing_over_several_saves(tmp_path: Path) -> None:
+def test_two_processes_that_save_one_key_lose_nothing_over_several_saves(path: Path) -> None:
     """F56."""
-    path = tmp_path / "kernels"
     with open_cache(path, KEY) as first, open_cache(path, KEY) as second:
         add(first.materialize(Kernels), "one")
         add(second.materialize(Kernels), "two")
@@ -147,9 +147,8 @@ keep(Path(path), kernel, key=KEY._replace(engine=engine))
 """
 
 
-def test_many_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_many_processes_at_once_lose_nothing(path: Path) -> None:
     """F56."""
-    path = tmp_path / "kernels"
     jobs = [("a", "k0"), ("b", "k1"), ("a", "k2"), ("b", "k3")]
     commands = [[sys.executable, "-c", SAVE, str(path), *job] for job in jobs]
     with ExitStack() as stack:
@@ -189,10 +188,9 @@ def test_stored_kernels_that_the_library_refuses_are_replaced() -> None:
 
 
 def test_kernels_that_do_not_fit_are_a_warning_and_replaced_by_the_next_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F51."""
-    path = tmp_path / "kernels"
     keep(path, "conv", "gemm")
     with open_cache(path, KEY) as cache:
         library = cache.materialize(lambda: Kernels(driver="590"))
@@ -204,9 +202,8 @@ def test_kernels_that_do_not_fit_are_a_warning_and_replaced_by_the_next_save(
         assert kernels_of(cache.materialize(lambda: Kernels(driver="590"))) == {"new"}
 
 
-def test_a_damaged_file_is_a_warning_and_replaced_by_the_next_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_a_warning_and_replaced_by_the_next_save(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """F51."""
-    path = tmp_path / "kernels"
     keep(path, "conv")
     path.write_bytes(path.read_bytes()[:-1])
     keep(path, "gemm")
@@ -217,9 +214,8 @@ def test_a_damaged_file_is_a_warning_and_replaced_by_the_next_save(tmp_path: Pat
     assert not caplog.records
 
 
-def test_a_lock_that_another_process_holds_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lock_that_another_process_holds_is_a_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """F49."""
-    path = tmp_path / "kernels"
     cache = open_cache(path, KEY, timeout=0)
     add(cache.materialize(Kernels), "conv")
     with FileLock(f"{path}.lock"):
@@ -299,9 +295,8 @@ def test_open_cache_calls_warn_instead_of_logging(tmp_path: Path, caplog: pytest
     assert not caplog.records
 
 
-def test_engines_that_ask_at_once_share_one_cache_filled_once(tmp_path: Path) -> None:
+def test_engines_that_ask_at_once_share_one_cache_filled_once(path: Path) -> None:
     """F52, F53."""
-    path = tmp_path / "kernels"
     keep(path, "conv")
     made: list[Kernels] = []
     both = threading.Barrier(8)
@@ -348,9 +343,8 @@ def test_the_owner_and_the_librarys_objects_are_held_until_it_is_closed(tmp_path
     assert gone == ["configuration", "cache", "engine"]
 
 
-def test_a_closed_cache_is_not_saved_again_and_gives_nothing(tmp_path: Path) -> None:
+def test_a_closed_cache_is_not_saved_again_and_gives_nothing(path: Path) -> None:
     """F54."""
-    path = tmp_path / "kernels"
     cache = open_cache(path, KEY)
     library = cache.materialize(Kernels)
     add(library, "conv")
@@ -364,8 +358,7 @@ def test_a_closed_cache_is_not_saved_again_and_gives_nothing(tmp_path: Path) -> 
         cache.materialize(Kernels)
 
 
-def test_statistics_count_bytes_found_and_saved(tmp_path: Path) -> None:
-    path = tmp_path / "kernels"
+def test_statistics_count_bytes_found_and_saved(path: Path) -> None:
     keep(path, "a")
     with open_cache(path, KEY) as cache:
         found = len(b'["580", ["a"]]')

@@ -29,9 +29,13 @@ def used(bench: Bench, path: Path, count: int = 3, **settings: Any) -> list[str]
     return bench.gpu.compiled[before:]
 
 
-def test_kernels_are_saved_in_the_plan_s_folder(bench: Bench) -> None:
+@pytest.fixture
+def path(bench: Bench) -> Path:
+    return bench.plan()
+
+
+def test_kernels_are_saved_in_the_plan_s_folder(path: Path, bench: Bench) -> None:
     """F48: those that were compiled after binding too."""
-    path = bench.plan()
     assert len(used(bench, path)) == 2
     assert path.with_name("affine1.plan.cache").exists()
     assert used(bench, path) == []
@@ -39,9 +43,8 @@ def test_kernels_are_saved_in_the_plan_s_folder(bench: Bench) -> None:
     assert used(bench, path, count=4) == []
 
 
-def test_kernels_are_loaded_before_the_first_context_is_made(bench: Bench) -> None:
+def test_kernels_are_loaded_before_the_first_context_is_made(path: Path, bench: Bench) -> None:
     """F48."""
-    path = bench.plan()
     used(bench, path)
     begun = len(bench.gpu.log)
     used(bench, path)
@@ -49,9 +52,8 @@ def test_kernels_are_loaded_before_the_first_context_is_made(bench: Bench) -> No
     assert calls.index("IRuntimeCache.deserialize") < calls.index("ICudaEngine.create_execution_context")
 
 
-def test_kernels_are_saved_once_an_executor_is_bound(bench: Bench) -> None:
+def test_kernels_are_saved_once_an_executor_is_bound(path: Path, bench: Bench) -> None:
     """F48: so that a process that is killed leaves them to the next."""
-    path = bench.plan()
     executor = bench.load(path).bind(bench.partition)
     assert path.with_name("affine1.plan.cache").exists()
     executor.close()
@@ -77,12 +79,11 @@ def test_executors_with_captured_graphs_share_a_cache_and_others_find_kernels_in
 
 
 @pytest.mark.parametrize("settings", [{}, {"cache_path": ""}, {"graphs": "off"}])
-def test_an_engine_is_bound_to_two_partitions_at_once(bench: Bench, settings: dict[str, Any]) -> None:
+def test_an_engine_is_bound_to_two_partitions_at_once(path: Path, bench: Bench, settings: dict[str, Any]) -> None:
     """F53: the second is bound after the first has compiled. Later one serves while the other one compiles.
 
     The simulation raises an error if two threads use a cache at once.
     """
-    path = bench.plan()
     engine, other = bench.load(path, **settings), bench.device.carve([1])
     bound: list[Any] = []
     bench.gpu.meanwhile(COMPILING, lambda: bound.append(in_a_thread(lambda: engine.bind(other))[1]))
@@ -112,9 +113,8 @@ def test_the_simulation_objects_to_a_cache_that_two_threads_use_at_once(bench: B
         thread.submit(getattr(cache, use), *arguments).result()
 
 
-def test_a_replacement_context_has_the_kernels_too(bench: Bench) -> None:
+def test_a_replacement_context_has_the_kernels_too(path: Path, bench: Bench) -> None:
     """F45, F52: it has a cache of its own, which finds them in the file."""
-    path = bench.plan()
     used(bench, path)
     bench.gpu.capturable = False
     begun = len(bench.gpu.log)
@@ -150,9 +150,8 @@ def test_kernels_are_kept_in_a_folder_or_a_file_or_nowhere(bench: Bench) -> None
     assert not path.with_name("affine1.plan.cache").exists()
 
 
-def test_another_plan_under_the_same_name_has_its_own_kernels(bench: Bench) -> None:
+def test_another_plan_under_the_same_name_has_its_own_kernels(path: Path, bench: Bench) -> None:
     """F51: they are kept by what the plan is, not by what it is called."""
-    path = bench.plan()
     used(bench, path)
     path.write_bytes(bench.plan("other (float[n, 3] x) => (float[n, 3] y) <float three = {3}> "
                                 "{ t = Add(x, x) u = Sub(t, three) y = Identity(u) }").read_bytes())  # fmt: skip
@@ -173,9 +172,10 @@ def test_two_gpus_of_one_kind_keep_their_kernels_beside_each_other(bench: Bench,
     assert caplog.messages == []
 
 
-def test_a_cache_that_the_library_refuses_is_replaced_with_a_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_the_library_refuses_is_replaced_with_a_warning(
+    path: Path, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     """F51."""
-    path = bench.plan()
     used(bench, path)
     bench.gpu.uuid = "with another driver"
     assert len(used(bench, path)) == 2
@@ -184,9 +184,8 @@ def test_a_cache_that_the_library_refuses_is_replaced_with_a_warning(bench: Benc
     assert used(bench, path) == []
 
 
-def test_a_damaged_file_is_a_warning_and_replaced(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_a_warning_and_replaced(path: Path, bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """F51."""
-    path = bench.plan()
     path.with_name("affine1.plan.cache").write_bytes(b"damaged")
     assert len(used(bench, path)) == 2
     assert {message.partition(": the")[0] for message in caplog.messages} == {f"{path}: {path}.cache"}
@@ -194,10 +193,9 @@ def test_a_damaged_file_is_a_warning_and_replaced(bench: Bench, caplog: pytest.L
 
 
 def test_a_folder_that_cannot_be_written_to_costs_one_warning_and_nothing_else(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    path: Path, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F49, F55: though it is tried whenever an executor is bound or closed."""
-    path = bench.plan()
     path.with_name("affine1.plan.cache.lock").mkdir()
     engine = bench.load(path)
     for _ in range(3):
@@ -211,10 +209,9 @@ def test_a_folder_that_cannot_be_written_to_costs_one_warning_and_nothing_else(
     "call", ["IRuntimeConfig.create_runtime_cache", "IRuntimeCache.serialize", "IRuntimeCache.deserialize"]
 )
 def test_a_cache_that_the_library_fails_with_costs_a_warning_and_nothing_else(
-    bench: Bench, call: str, caplog: pytest.LogCaptureFixture
+    path: Path, bench: Bench, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F49."""
-    path = bench.plan()
     used(bench, path)
     bench.gpu.fail(call)
     used(bench, path, count=5)
@@ -243,8 +240,7 @@ def test_a_library_without_a_cache_keeps_nothing(tmp_path: Path) -> None:
         bench.close()
 
 
-def test_kernels_are_saved_by_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
-    path = bench.plan()
+def test_kernels_are_saved_by_a_thread_that_cuda_has_not_seen(path: Path, bench: Bench) -> None:
     executor = bench.load(path).bind(bench.partition)
     assert_right(executor, rows(3))
     with ThreadPoolExecutor(1) as thread:

@@ -23,8 +23,12 @@ def launches(bench: Bench, executor: Any, count: int = 2) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
-def test_f43_graphs_are_off_in_the_block_and_what_was_captured_is_there_afterwards(bench: Bench) -> None:
-    executor = bench.bind()
+@pytest.fixture
+def executor(bench: Bench) -> Any:
+    return bench.bind()
+
+
+def test_f43_graphs_are_off_in_the_block_and_what_was_captured_is_there_afterwards(executor: Any, bench: Bench) -> None:
     assert_right(executor, rows(2))
     captures = executor.describe()["counts"]["captures"]
     with executor.overriding(graphs="off"):
@@ -36,8 +40,7 @@ def test_f43_graphs_are_off_in_the_block_and_what_was_captured_is_there_afterwar
     executor.close()
 
 
-def test_f43_copies_can_be_overridden_in_the_block(bench: Bench) -> None:
-    executor = bench.bind()
+def test_f43_copies_can_be_overridden_in_the_block(executor: Any, bench: Bench) -> None:
     with executor.overriding(copies="engine"):
         for seed in range(3):
             bench.gpu.log.clear()
@@ -58,8 +61,7 @@ def test_f43_rows_are_padded_in_the_block(bench: Bench) -> None:
     executor.close()
 
 
-def test_f43_overrides_nest_and_end_when_the_block_fails(bench: Bench) -> None:
-    executor = bench.bind()
+def test_f43_overrides_nest_and_end_when_the_block_fails(executor: Any, bench: Bench) -> None:
     graphs = len(bench.gpu.graphs)
 
     def inner() -> None:
@@ -95,8 +97,7 @@ def test_f43_inferences_in_flight_at_the_begin_and_end_of_the_block_are_right(be
     executor.close()
 
 
-def test_f43_shapes_that_are_prepared_in_the_block_are_waited_for_at_its_end(bench: Bench) -> None:
-    executor = bench.bind()
+def test_f43_shapes_that_are_prepared_in_the_block_are_waited_for_at_its_end(executor: Any, bench: Bench) -> None:
     with executor.overriding(copies="engine"):
         future = executor.preparing([(5, 3)])
     assert future.done()
@@ -105,8 +106,7 @@ def test_f43_shapes_that_are_prepared_in_the_block_are_waited_for_at_its_end(ben
     assert not bench.gpu.graphs
 
 
-def test_f43_an_executor_that_is_closed_in_the_block_leaves_nothing(bench: Bench) -> None:
-    executor = bench.bind()
+def test_f43_an_executor_that_is_closed_in_the_block_leaves_nothing(executor: Any, bench: Bench) -> None:
     with executor.overriding(copies="engine"), executor.overriding(copies="auto"):
         assert_right(executor, rows(2))
         executor.close()
@@ -117,8 +117,7 @@ def test_f43_an_executor_that_is_closed_in_the_block_leaves_nothing(bench: Bench
         pass
 
 
-def test_f43_an_executor_cannot_be_rebound_in_the_block(bench: Bench) -> None:
-    executor = bench.bind()
+def test_f43_an_executor_cannot_be_rebound_in_the_block(executor: Any, bench: Bench) -> None:
     with (
         executor.overriding(graphs="off"),
         pytest.raises(ExecutionFailed, match="does not move while its settings are overridden"),
@@ -158,9 +157,8 @@ def test_f43_a_capture_that_fails_leaves_what_was_captured_before(bench: Bench, 
     ],
 )
 def test_f43_settings_that_cannot_be_overridden_are_refused(
-    bench: Bench, changes: Any, error: type[Exception], why: str
+    executor: Any, bench: Bench, changes: Any, error: type[Exception], why: str
 ) -> None:
-    executor = bench.bind()
     with pytest.raises(error, match=why), executor.overriding(**changes):
         pass
     assert launches(bench, executor) == (1, 0)
@@ -187,9 +185,7 @@ def test_f43_overrides_that_need_other_contexts_are_refused_with_the_reason(benc
     never_captured(bench).close()
 
 
-def test_f43_another_thread_sees_the_same_settings(bench: Bench) -> None:
-    executor = bench.bind()
-
+def test_f43_another_thread_sees_the_same_settings(executor: Any, bench: Bench) -> None:
     def body() -> tuple[int, int]:
         bench.partition.attach()
         return launches(bench, executor)

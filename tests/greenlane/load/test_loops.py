@@ -133,10 +133,13 @@ def seen(job: OpenLoop, start: float | None = None) -> Seen:
     return generator.run(perf_counter() if start is None else start)
 
 
-def test_an_answer_counts_from_when_its_request_was_due(serve: Callable[[Answer], Server]) -> None:
-    """The generator itself is half a second late, and says so."""
-    server = serve(lambda _: OK)
+@pytest.fixture
+def server(serve: Callable[[Answer], Server]) -> Server:
+    return serve(lambda _: OK)
 
+
+def test_an_answer_counts_from_when_its_request_was_due(server: Server) -> None:
+    """The generator itself is half a second late, and says so."""
     found = seen(open_loop(server, [0.0, 0.1], keep=1), start=perf_counter() - 0.5)
 
     assert found.samples.status == [200, 200]
@@ -176,9 +179,7 @@ def test_requests_are_sent_whatever_came_of_those_before(serve: Callable[[Answer
     assert found.connections == 5
 
 
-def test_an_arrival_without_a_connection_waits_for_one_and_the_wait_counts(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
-
+def test_an_arrival_without_a_connection_waits_for_one_and_the_wait_counts(server: Server) -> None:
     found = seen(open_loop(server, [0.0, 0.0, 0.0], connections=1, most=1))
 
     assert found.waited == 2
@@ -186,8 +187,7 @@ def test_an_arrival_without_a_connection_waits_for_one_and_the_wait_counts(serve
     assert len(found.late) == 1
 
 
-def test_descriptors_may_have_any_number(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
+def test_descriptors_may_have_any_number(server: Server) -> None:
     generator = Generator(open_loop(server, [0.0, 0.01]))
     with ExitStack() as stack:
         for _ in range(1024):
@@ -270,9 +270,7 @@ def test_a_generator_whose_first_request_is_refused_raises(serve: Callable[[Answ
         seen(open_loop(serve(lambda _: WORSE), [0.0]))
 
 
-def test_a_flood_keeps_its_connections_and_counts_every_answer(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
-
+def test_a_flood_keeps_its_connections_and_counts_every_answer(server: Server) -> None:
     tally = closed_loop(closed(server, "flood")).run(perf_counter())
 
     assert server.connections == 2
@@ -290,9 +288,7 @@ def test_a_flood_goes_on_after_the_server_hung_up(serve: Callable[[Answer], Serv
     assert server.connections > 4
 
 
-def test_churn_makes_a_connection_for_each_request(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
-
+def test_churn_makes_a_connection_for_each_request(server: Server) -> None:
     tally = closed_loop(closed(server, "churn")).run(perf_counter())
 
     assert tally.statuses[200] > 1
@@ -309,8 +305,7 @@ def test_a_slow_reader_leaves_most_of_an_answer_with_the_server(serve: Callable[
     assert tally.statuses == {200: 2}
 
 
-def test_a_drip_sends_its_requests_byte_by_byte(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
+def test_a_drip_sends_its_requests_byte_by_byte(server: Server) -> None:
     job = replace(closed(server, "drip"), every=0.004, seconds=1.0)
 
     tally = closed_loop(job).run(perf_counter())
@@ -320,9 +315,7 @@ def test_a_drip_sends_its_requests_byte_by_byte(serve: Callable[[Answer], Server
     assert server.seen * len(REQUEST) <= tally.sent <= 500, "one every 2 ms"
 
 
-def test_a_knock_closes_what_it_opened(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
-
+def test_a_knock_closes_what_it_opened(server: Server) -> None:
     tally = closed_loop(replace(closed(server, "knock"), every=0.01)).run(perf_counter())
 
     assert 2 < tally.opened <= 2 * 21
@@ -348,8 +341,7 @@ def test_a_request_that_is_sent_once_and_never_answered_counts_as_0(serve: Calla
     assert perf_counter() - began < 2
 
 
-def test_requests_without_an_answer_keep_their_connections(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
+def test_requests_without_an_answer_keep_their_connections(server: Server) -> None:
     job = replace(closed(server, "flood"), asks=(Ask(REQUEST[:-1]),))
 
     tally = closed_loop(job).run(perf_counter())
@@ -357,8 +349,7 @@ def test_requests_without_an_answer_keep_their_connections(serve: Callable[[Answ
     assert (tally.statuses, tally.opened, server.seen) == ({}, 2, 0)
 
 
-def test_a_load_may_start_later_than_others(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
+def test_a_load_may_start_later_than_others(server: Server) -> None:
     early, late = (open_loop(server, [0.0]), replace(closed(server, "flood"), ahead=-1.0, seconds=1.2))
 
     _, (seen, tally) = run([early, late])
@@ -379,9 +370,7 @@ def test_an_open_loop_may_make_a_connection_for_each_request(serve: Callable[[An
     assert found.connections == 1 + 4
 
 
-def test_processes_start_together_and_their_samples_are_merged(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
-
+def test_processes_start_together_and_their_samples_are_merged(server: Server) -> None:
     _, results = run([open_loop(server, [0.01, 0.03], keep=1), open_loop(server, [0.02]), closed(server, "flood")])
     samples, tallies, late, wrong, bodies = together(results)
 
@@ -419,10 +408,7 @@ def test_an_answer_in_pieces_is_reassembled() -> None:
             connection.receive()
 
 
-def test_a_stopped_open_loop_sends_no_more_and_keeps_its_answers(
-    serve: Callable[[Answer], Server],
-) -> None:
-    server = serve(lambda _: OK)
+def test_a_stopped_open_loop_sends_no_more_and_keeps_its_answers(server: Server) -> None:
     arrivals = [number / 100 for number in range(100_000)]
 
     with begun([open_loop(server, arrivals)]) as (_, (worker,)):
@@ -435,8 +421,7 @@ def test_a_stopped_open_loop_sends_no_more_and_keeps_its_answers(
     assert set(seen.samples.status) == {200}
 
 
-def test_requests_take_turns_and_an_answer_says_which_it_is_of(serve: Callable[[Answer], Server]) -> None:
-    server = serve(lambda _: OK)
+def test_requests_take_turns_and_an_answer_says_which_it_is_of(server: Server) -> None:
     job = open_loop(server, [0.0, 0.01, 0.02, 0.03], others=(Ask(REQUEST, 6),), keep=3)
 
     _, (seen,) = run([job])

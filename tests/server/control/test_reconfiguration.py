@@ -150,8 +150,12 @@ NEXT = (tenant("acme", 1, target_rate=5), tenant("initech", 2), tenant("hooli"))
 """acme shrinks, globex goes, and two come, which do not fit beside globex, nor beside acme as it was."""
 
 
-async def test_tenants_come_go_and_shrink_in_one_reload() -> None:
-    site = await Site().start()
+@pytest.fixture
+async def site() -> Site:
+    return await Site().start()
+
+
+async def test_tenants_come_go_and_shrink_in_one_reload(site: Site) -> None:
     await site.use(*NEXT)
     assert site.steps == [
         "prepare initech",
@@ -185,8 +189,9 @@ async def test_tenants_come_go_and_shrink_in_one_reload() -> None:
         ),
     ],
 )
-async def test_what_one_step_refuses_leaves_everything_as_it_was(at: str, error: Exception, undone: list[str]) -> None:
-    site = await Site().start()
+async def test_what_one_step_refuses_leaves_everything_as_it_was(
+    site: Site, at: str, error: Exception, undone: list[str]
+) -> None:
     if at == "everywhere":
         site.fails = error
     (site.host.fails if at.startswith("prepare ") else site.runtime.fails)[at] = error
@@ -204,8 +209,7 @@ async def test_what_one_step_refuses_leaves_everything_as_it_was(at: str, error:
     assert set(site.held) == {"acme", "initech", "hooli"}
 
 
-async def test_lists_of_models_are_discarded_with_the_tenants() -> None:
-    site = await Site().start()
+async def test_lists_of_models_are_discarded_with_the_tenants(site: Site) -> None:
     site.host.fails["prepare hooli"] = Unavailable("its process ended")
     with pytest.raises(Conflict) as refused:
         await site.use(tenant("acme", 2).with_models(["b"]), tenant("globex"), tenant("hooli"))
@@ -216,9 +220,8 @@ async def test_lists_of_models_are_discarded_with_the_tenants() -> None:
     assert site.steps == ["prepare models 0", "prepare hooli", "discard models 0"]
 
 
-async def test_what_does_not_fit_is_refused_with_the_arithmetic_before_anything_is_made() -> None:
+async def test_what_does_not_fit_is_refused_with_the_arithmetic_before_anything_is_made(site: Site) -> None:
     """What tenants have now counts, not what the file said: an operator has given acme another granule."""
-    site = await Site().start()
     await site.controller.repartition({"acme": 3})
     del site.steps[:]
     with pytest.raises(Conflict) as refused:
@@ -232,8 +235,7 @@ async def test_what_does_not_fit_is_refused_with_the_arithmetic_before_anything_
     assert site.held == {"acme": (0, 1, 3), "hooli": (2,)}, "it keeps what the operator gave it"
 
 
-async def test_shares_of_bandwidth_that_are_too_much_are_refused_where_they_change() -> None:
-    site = await Site().start()
+async def test_shares_of_bandwidth_that_are_too_much_are_refused_where_they_change(site: Site) -> None:
     await site.use(tenant("acme", 2, pcie=0.5), tenant("globex", pcie=0.5))
     with pytest.raises(Conflict, match=r"test: tenants\.acme\.pcie 0\.7 \+ tenants\.globex\.pcie 0\.5 = 1\.2 of the"):
         await site.use(tenant("acme", 2, pcie=0.7), tenant("globex", pcie=0.5))
@@ -243,23 +245,20 @@ async def test_shares_of_bandwidth_that_are_too_much_are_refused_where_they_chan
     await site.use(tenant("acme", 2, pcie="auto"), tenant("globex", pcie=0.25))
 
 
-async def test_what_fits_once_a_repartition_has_ended_is_not_refused_while_it_goes_on() -> None:
-    site = await Site().start()
+async def test_what_fits_once_a_repartition_has_ended_is_not_refused_while_it_goes_on(site: Site) -> None:
     await site.controller.repartition({"acme": 3})
     shrinking = site.controller.repartition({"acme": 2})
     await asyncio.gather(shrinking, site.use(tenant("acme", 2), tenant("globex"), tenant("hooli")))
     assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 2, "globex": 1, "hooli": 1}
 
 
-async def test_a_share_in_the_file_is_given_also_to_one_that_an_operator_gave_another() -> None:
-    site = await Site().start()
+async def test_a_share_in_the_file_is_given_also_to_one_that_an_operator_gave_another(site: Site) -> None:
     await site.controller.repartition({"acme": 1})
     await site.use(tenant("acme", 3), tenant("globex"))
     assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
 
 
-async def test_a_tenant_that_goes_is_given_time_and_is_then_stopped() -> None:
-    site = await Site().start()
+async def test_a_tenant_that_goes_is_given_time_and_is_then_stopped(site: Site) -> None:
     config = site.controller.config
     site.controller.config = with_tables(config, config.server.model_copy(update={"drain_timeout": 0.0}), config.tenants)
     slow = site.frontends["globex"]
@@ -269,8 +268,7 @@ async def test_a_tenant_that_goes_is_given_time_and_is_then_stopped() -> None:
     assert site.steps[-1] == "end globex"
 
 
-async def test_requests_of_a_tenant_that_goes_are_waited_for() -> None:
-    site = await Site().start()
+async def test_requests_of_a_tenant_that_goes_are_waited_for(site: Site) -> None:
     slow = site.frontends["globex"]
     slow.idle.clear()
     going = asyncio.create_task(site.use(tenant("acme", 2)))
@@ -286,8 +284,7 @@ async def test_requests_of_a_tenant_that_goes_are_waited_for() -> None:
         await site.controller.transfer("globex", "0")
 
 
-async def test_one_process_has_the_tenants_that_it_started_with() -> None:
-    site = await Site().start()
+async def test_one_process_has_the_tenants_that_it_started_with(site: Site) -> None:
     site.controller.tenant_host = None
     with pytest.raises(Conflict, match=r"tenants.hooli, tenants.globex: this server is one process"):
         await site.use(tenant("acme", 2), tenant("hooli"))
@@ -295,8 +292,7 @@ async def test_one_process_has_the_tenants_that_it_started_with() -> None:
     assert site.held == {"acme": (0, 1, 3), "globex": (2,)}
 
 
-async def test_what_was_asked_for_a_tenant_that_goes_meanwhile_is_refused() -> None:
-    site = await Site().start()
+async def test_what_was_asked_for_a_tenant_that_goes_meanwhile_is_refused(site: Site) -> None:
     slow, controller = site.frontends["globex"], site.controller
     slow.idle.clear()
     going = asyncio.create_task(site.use(tenant("acme", 2)))
@@ -317,8 +313,7 @@ async def test_what_was_asked_for_a_tenant_that_goes_meanwhile_is_refused() -> N
     assert kinds == [NotFound, NotFound, NotFound, BadRequest, NotFound]
 
 
-async def test_a_tenant_that_cannot_be_admitted_leaves_nothing_else_undone() -> None:
-    site = await Site().start()
+async def test_a_tenant_that_cannot_be_admitted_leaves_nothing_else_undone(site: Site) -> None:
     site.host.fails["admit initech"] = OSError("no process can be started")
     with pytest.raises(OSError, match="no process"):
         await site.use(*NEXT)
@@ -496,8 +491,7 @@ async def test_a_reload_that_loads_models_and_changes_shares_counts_again_what_t
     assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
 
 
-async def test_a_repartition_does_not_wait_for_requests_of_models_that_a_reload_replaces() -> None:
-    site = await Site().start()
+async def test_a_repartition_does_not_wait_for_requests_of_models_that_a_reload_replaces(site: Site) -> None:
     site.runtime.models = models = Replacing(site.runtime)
     reloading = asyncio.ensure_future(site.use(tenant("acme", 1).with_models(("b",)), tenant("globex")))
     await models.begun.wait()

@@ -142,8 +142,12 @@ class Site:
 BEFORE = {"acme": ("0", (0, 1)), "globex": ("1", (0,))}
 
 
-async def test_devices_that_are_not_concerned_are_not_asked() -> None:
-    site = await Site().start()
+@pytest.fixture
+async def site() -> Site:
+    return await Site().start()
+
+
+async def test_devices_that_are_not_concerned_are_not_asked(site: Site) -> None:
     move = await site.controller.repartition({"globex": 3})
     assert move.movers == ("globex",)
     assert site.steps == ["prepare 1", "switch 1"], "one message, so that the pause is short"
@@ -164,8 +168,7 @@ async def test_shares_that_all_tenants_have_already_are_no_move(caplog: pytest.L
     assert [each.outcome for each in site.controller.moves] == ["refused"]
 
 
-async def test_every_device_prepares_and_halts_before_one_commits() -> None:
-    site = await Site().start()
+async def test_every_device_prepares_and_halts_before_one_commits(site: Site) -> None:
     move = await site.controller.repartition({"acme": 1, "globex": 3})
     assert move.movers == ("acme", "globex")
     steps = "prepare", "settle", "halt", "commit"
@@ -173,8 +176,7 @@ async def test_every_device_prepares_and_halts_before_one_commits() -> None:
     assert site.held == {"acme": ("0", (0,)), "globex": ("1", (0, 1, 2))}
 
 
-async def test_where_one_device_has_a_long_inference_both_settle_again() -> None:
-    site = await Site().start()
+async def test_where_one_device_has_a_long_inference_both_settle_again(site: Site) -> None:
     site.runtimes["1"].late = 1
     await site.controller.repartition({"acme": 1, "globex": 3})
     steps = "prepare", "settle", "halt", "settle", "halt", "commit"
@@ -190,8 +192,7 @@ async def test_where_one_device_has_a_long_inference_both_settle_again() -> None
         ("halt", Unavailable("it has ended")),
     ],
 )
-async def test_if_one_device_refuses_none_commits_and_all_discard(step: str, error: Exception) -> None:
-    site = await Site().start()
+async def test_if_one_device_refuses_none_commits_and_all_discard(site: Site, step: str, error: Exception) -> None:
     site.runtimes["1"].fails[step] = error
     with pytest.raises(type(error)):
         await site.controller.repartition({"acme": 1, "globex": 3})
@@ -200,22 +201,19 @@ async def test_if_one_device_refuses_none_commits_and_all_discard(step: str, err
     assert site.held == BEFORE
 
 
-async def test_what_does_not_fit_one_device_is_tried_on_none() -> None:
-    site = await Site().start()
+async def test_what_does_not_fit_one_device_is_tried_on_none(site: Site) -> None:
     with pytest.raises(DoesNotFit, match="globex 5 = 5 granules, but the device has 4: 1 too many"):
         await site.controller.repartition({"acme": 1, "globex": 5})
     assert (site.steps, site.held) == ([], BEFORE)
 
 
-async def test_the_same_granules_of_two_devices_are_no_overlap() -> None:
-    site = await Site().start()
+async def test_the_same_granules_of_two_devices_are_no_overlap(site: Site) -> None:
     await site.controller.repartition({"acme": 4, "globex": 4})
     assert site.held == {"acme": ("0", (0, 1, 2, 3)), "globex": ("1", (0, 1, 2, 3))}
 
 
-async def test_tenants_of_two_processes_that_ran_on_one_granule_do_not_move() -> None:
+async def test_tenants_of_two_processes_that_ran_on_one_granule_do_not_move(site: Site) -> None:
     """On cores each process probes its own partition alone, so that only here both are known."""
-    site = await Site().start()
     site.controller.devices.clear()
     runtimes = {name: FakeRuntime(site.steps, name) for name in ("acme", "globex")}
     site.controller.add(runtimes, "0")
@@ -230,8 +228,7 @@ async def test_tenants_of_two_processes_that_ran_on_one_granule_do_not_move() ->
     await site.controller.repartition({"acme": 1, "globex": 2})
 
 
-async def test_a_tenant_moves_with_as_many_granules_as_it_has_or_is_given() -> None:
-    site = await Site().start()
+async def test_a_tenant_moves_with_as_many_granules_as_it_has_or_is_given(site: Site) -> None:
     await site.controller.transfer("acme", "1")
     await site.controller.transfer("acme", "0", 4)
     assert site.transfers == [("acme", "1", (1, 2)), ("acme", "0", (0, 1, 2, 3))]
@@ -239,9 +236,8 @@ async def test_a_tenant_moves_with_as_many_granules_as_it_has_or_is_given() -> N
     assert [list(device.runtimes) for device in site.controller.devices] == [["acme"], ["globex"]]
 
 
-async def test_how_a_model_runs_is_said_by_the_device_that_its_tenant_is_on() -> None:
+async def test_how_a_model_runs_is_said_by_the_device_that_its_tenant_is_on(site: Site) -> None:
     """While a tenant moves two have its models."""
-    site = await Site().start()
     assert [(each.tenant, each.description["path"]) for each in await site.controller.executions()] == [
         ("acme", "0"),
         ("globex", "1"),
@@ -260,8 +256,9 @@ async def test_how_a_model_runs_is_said_by_the_device_that_its_tenant_is_on() ->
         ("initech", "1", None, NotFound),
     ],
 )
-async def test_a_move_that_cannot_be_is_not_begun(tenant: str, to: str, count: int | None, error: type[Exception]) -> None:
-    site = await Site().start()
+async def test_a_move_that_cannot_be_is_not_begun(
+    site: Site, tenant: str, to: str, count: int | None, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         await site.controller.transfer(tenant, to, count)
     assert (site.transfers, site.held) == ([], BEFORE)
@@ -275,8 +272,7 @@ async def test_no_tenant_moves_to_a_device_where_shares_of_bandwidth_would_be_to
 
 
 @pytest.mark.parametrize("away", ["0", "1"])
-async def test_no_tenant_moves_from_or_to_a_device_that_is_started_again(away: str) -> None:
-    site = await Site().start()
+async def test_no_tenant_moves_from_or_to_a_device_that_is_started_again(site: Site, away: str) -> None:
     site.runtimes[away].away = True
     with pytest.raises(Unavailable, match=f"device {away} is restarting; move tenant acme when both devices serve"):
         await site.controller.transfer("acme", "1")
@@ -288,8 +284,7 @@ async def test_no_tenant_moves_while_its_models_are_loaded() -> None:
         await site.controller.transfer("acme", "1")
 
 
-async def test_a_tenant_whose_move_fails_stays() -> None:
-    site = await Site().start()
+async def test_a_tenant_whose_move_fails_stays(site: Site) -> None:
     site.refuses = Conflict("tenant acme: model a 1 cannot be served on that device")
     with pytest.raises(Conflict):
         await site.controller.transfer("acme", "1")

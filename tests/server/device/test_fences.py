@@ -280,9 +280,7 @@ async def test_a_placement_is_taken_away_once_nothing_runs_there(site: Site) -> 
     assert await runs_narrow(site)
     admission, plans = site.tenant("globex").lane.admission, site.controller.placements
     kind, before = admission.admit(), placement(site)
-    gate = site.script.hold("run")
-    (asking,) = await site.asked(1)
-    await asyncio.to_thread(gate.wait_for_arrival)
+    gate, (asking,) = await site.held(1)
     plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None}), "globex": GLOBEX})
     await plans.carried_out()
     while not before.suspended:
@@ -299,9 +297,7 @@ async def test_a_plan_that_comes_again_while_its_placement_is_being_taken_away_l
     assert await runs_narrow(site)
     admission, plans, before = site.tenant("globex").lane.admission, site.controller.devices[0].fences, placement(site)
     kind = admission.admit()
-    gate = site.script.hold("run")
-    (asking,) = await site.asked(1)
-    await asyncio.to_thread(gate.wait_for_arrival)
+    gate, (asking,) = await site.held(1)
     await site.runtime.placements.plan({}, {})
     while not before.suspended:
         await asyncio.sleep(0)
@@ -332,9 +328,7 @@ async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, 
         assert await runs_narrow(site)
         admission = site.tenant("globex").lane.admission
         kind = admission.admit()
-        gate = site.script.hold("run")
-        (asking,) = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, (asking,) = await site.held(1)
         plan = site.controller.devices[0].fences["acme"]
         await site.runtime.placements.plan({}, {"acme": plan._replace(granules=(0,))})
         await asyncio.wait_for(site.settled(), 30)

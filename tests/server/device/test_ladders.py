@@ -85,9 +85,7 @@ async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_ba
 
 
 async def test_work_in_flight_ends_before_a_switch(site: Site) -> None:
-    gate = site.script.hold("run")
-    asking = await site.asked(3)
-    await asyncio.to_thread(gate.wait_for_arrival)
+    gate, asking = await site.held(3)
     moving = asyncio.ensure_future(move(site, acme=4, globex=4))
     for _ in range(10):
         await asyncio.sleep(0)

@@ -1,6 +1,5 @@
 """Which loads may take their time: those while tenants are served, until something waits for one, or the server ends."""
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -30,9 +29,7 @@ async def test_the_end_of_the_server_ends_the_pauses_of_a_load(root: Path) -> No
 
 async def test_a_repartition_ends_the_pauses_of_the_load_that_it_waits_for(root: Path) -> None:
     async with serving(root, max_pause=0.05) as site:
-        gate = site.script.hold("bind")
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, loading = await site.begun("bind", site.controller.load("acme", "a"))
         with pytest.raises(Conflict, match="one of its models is being loaded"):
             await site.controller.repartition({"acme": 3})
         assert site.device.loads.asked == [*START, "background", "hurrying"]
@@ -43,9 +40,7 @@ async def test_a_repartition_ends_the_pauses_of_the_load_that_it_waits_for(root:
 async def test_a_load_that_has_left_pauses_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "greenlane.models")
     async with serving(root) as site:
-        gate = site.script.hold("bind")
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, loading = await site.begun("bind", site.controller.load("acme", "a"))
         site.device.loads.seconds += 30.0
         gate.open()
         await loading

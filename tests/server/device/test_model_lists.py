@@ -75,87 +75,83 @@ def bound(site: Site) -> int:
     return sum(not executor.closed for engine in site.engines for executor in engine.executors)
 
 
-async def test_models_come_when_all_are_loaded_and_others_go(root: Path) -> None:
-    async with serving(root) as site:
-        acme, globex = site.tenant("acme"), site.tenant("globex")
+async def test_models_come_when_all_are_loaded_and_others_go(site: Site) -> None:
+    acme, globex = site.tenant("acme"), site.tenant("globex")
 
-        async def nothing_is_served_yet() -> None:
-            assert (names(acme), names(globex)) == (["a", "b", "c"], ["b"])
-            assert [entry.name for entry in globex.catalog.index()] == ["b"], "what is prepared is not shown"
-            assert bound(site) == 4 + 2
+    async def nothing_is_served_yet() -> None:
+        assert (names(acme), names(globex)) == (["a", "b", "c"], ["b"])
+        assert [entry.name for entry in globex.catalog.index()] == ["b"], "what is prepared is not shown"
+        assert bound(site) == 4 + 2
 
-        await use(site, nothing_is_served_yet, acme=["a"], globex=["c", "a"])
-        assert (names(acme), names(globex)) == (["a"], ["a", "c"])
-        for model in ("a", "c"):
-            await site.infer("globex", model)
-        with pytest.raises(NotFound):
-            globex.catalog.find("b")
-        assert [entry.name for entry in globex.catalog.index()] == ["a", "c"]
-        assert bound(site) == 3, "b is freed, and what acme had"
-        with pytest.raises(NotFound):
-            await site.controller.load("globex", "b")
-        await site.controller.load("globex", "c")
-        await use(site, globex=["*"])
-        assert (names(acme), names(globex)) == (["a"], ["a", "b", "c"])
-        await use(site, globex=[])
-        assert (names(globex), globex.catalog.index(), bound(site)) == ([], [], 1)
+    await use(site, nothing_is_served_yet, acme=["a"], globex=["c", "a"])
+    assert (names(acme), names(globex)) == (["a"], ["a", "c"])
+    for model in ("a", "c"):
+        await site.infer("globex", model)
+    with pytest.raises(NotFound):
+        globex.catalog.find("b")
+    assert [entry.name for entry in globex.catalog.index()] == ["a", "c"]
+    assert bound(site) == 3, "b is freed, and what acme had"
+    with pytest.raises(NotFound):
+        await site.controller.load("globex", "b")
+    await site.controller.load("globex", "c")
+    await use(site, globex=["*"])
+    assert (names(acme), names(globex)) == (["a"], ["a", "b", "c"])
+    await use(site, globex=[])
+    assert (names(globex), globex.catalog.index(), bound(site)) == ([], [], 1)
 
 
 @pytest.mark.parametrize("fails", ["not there", "bind"])
-async def test_if_one_model_cannot_be_loaded_nothing_changes(root: Path, fails: str) -> None:
-    async with serving(root) as site:
-        before = {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()}
-        config, were = site.controller.config, bound(site)
-        lists: dict[str, Sequence[str]] = {"globex": ["a", "c"], "acme": ["b"]}
-        text = "tenants.globex.models: failed to load 'c': version 1: scripted to fail at bind"
-        if fails == "not there":
-            lists["globex"] = ["a", "c", "d"]
-            text = "tenants.globex.models: failed to load 'd': not in the repository"
-        else:
-            site.script.fail("bind", nth=2)
+async def test_if_one_model_cannot_be_loaded_nothing_changes(site: Site, fails: str) -> None:
+    before = {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()}
+    config, were = site.controller.config, bound(site)
+    lists: dict[str, Sequence[str]] = {"globex": ["a", "c"], "acme": ["b"]}
+    text = "tenants.globex.models: failed to load 'c': version 1: scripted to fail at bind"
+    if fails == "not there":
+        lists["globex"] = ["a", "c", "d"]
+        text = "tenants.globex.models: failed to load 'd': not in the repository"
+    else:
+        site.script.fail("bind", nth=2)
 
-        async def never() -> None:
-            raise AssertionError("no process is to use it")
+    async def never() -> None:
+        raise AssertionError("no process is to use it")
 
-        with pytest.raises(Conflict) as refused:
-            await use(site, never, **lists)
-        assert str(refused.value).splitlines() == [
-            "nothing has changed, as not every model that is added can be loaded:",
-            text,
-        ]
-        assert {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()} == before
-        assert (bound(site), site.controller.config) == (were, config), "what was bound in vain is closed"
-        await site.infer("globex", "b")
-        with pytest.raises(NotFound):
-            await site.controller.load("globex", "a")
-        site.script = type(site.script)()
-        await use(site, globex=["a"])
-        await site.infer("globex", "a")
-
-
-async def test_a_model_goes_when_its_requests_have_ended(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
-        await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(use(site, acme=["b"]))
-        while "a" in names(site.tenant("acme")):
-            await asyncio.sleep(0)
-        assert not changing.done()
-        gate.open()
-        await changing
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
+    with pytest.raises(Conflict) as refused:
+        await use(site, never, **lists)
+    assert str(refused.value).splitlines() == [
+        "nothing has changed, as not every model that is added can be loaded:",
+        text,
+    ]
+    assert {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()} == before
+    assert (bound(site), site.controller.config) == (were, config), "what was bound in vain is closed"
+    await site.infer("globex", "b")
+    with pytest.raises(NotFound):
+        await site.controller.load("globex", "a")
+    site.script = type(site.script)()
+    await use(site, globex=["a"])
+    await site.infer("globex", "a")
 
 
-async def test_a_repartition_takes_along_what_is_prepared(root: Path) -> None:
-    async with serving(root) as site:
+async def test_a_model_goes_when_its_requests_have_ended(site: Site) -> None:
+    gate = site.script.hold("run")
+    asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
+    await asyncio.to_thread(gate.wait_for_arrival)
+    changing = asyncio.ensure_future(use(site, acme=["b"]))
+    while "a" in names(site.tenant("acme")):
+        await asyncio.sleep(0)
+    assert not changing.done()
+    gate.open()
+    await changing
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
 
-        async def move() -> None:
-            await site.controller.repartition({"globex": 4})
 
-        await use(site, move, globex=["b", "a"])
-        await site.infer("globex", "a")
-        assert bound(site) == 5
+async def test_a_repartition_takes_along_what_is_prepared(site: Site) -> None:
+
+    async def move() -> None:
+        await site.controller.repartition({"globex": 4})
+
+    await use(site, move, globex=["b", "a"])
+    await site.infer("globex", "a")
+    assert bound(site) == 5
 
 
 async def test_ensembles_follow_their_steps(root: Path) -> None:
@@ -245,36 +241,34 @@ async def test_models_with_other_options_are_loaded_again_beside_what_is_served(
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-async def test_if_one_cannot_be_loaded_with_its_new_options_all_keep_the_old_ones(root: Path, nth: int) -> None:
-    async with serving(root) as site:
-        before = {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()}
-        config, were = site.controller.config, bound(site)
-        site.script.fail("bind", nth=nth)
-        with pytest.raises(Conflict) as refused:
-            await set_options(site, b=OTHER)
-        header, line = str(refused.value).splitlines()
-        assert header == "nothing has changed, as not every model that is added or changed can be loaded:"
-        assert line.endswith(".models: failed to load 'b' with its new options: version 1: scripted to fail at bind")
-        assert {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()} == before
-        assert (bound(site), site.controller.config) == (were, config)
-        site.script = type(site.script)()
-        (root / "b" / "1" / "model.onnx").write_text("another")
-        await site.controller.load("globex", "b")
-        assert site.settings[-1].warm_up != "opt", "a load has the old options, too"
-        await site.infer("globex", "b")
+async def test_if_one_cannot_be_loaded_with_its_new_options_all_keep_the_old_ones(site: Site, root: Path, nth: int) -> None:
+    before = {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()}
+    config, were = site.controller.config, bound(site)
+    site.script.fail("bind", nth=nth)
+    with pytest.raises(Conflict) as refused:
+        await set_options(site, b=OTHER)
+    header, line = str(refused.value).splitlines()
+    assert header == "nothing has changed, as not every model that is added or changed can be loaded:"
+    assert line.endswith(".models: failed to load 'b' with its new options: version 1: scripted to fail at bind")
+    assert {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()} == before
+    assert (bound(site), site.controller.config) == (were, config)
+    site.script = type(site.script)()
+    (root / "b" / "1" / "model.onnx").write_text("another")
+    await site.controller.load("globex", "b")
+    assert site.settings[-1].warm_up != "opt", "a load has the old options, too"
+    await site.infer("globex", "b")
 
 
-async def test_lists_and_options_change_in_one_reload(root: Path) -> None:
-    async with serving(root) as site:
-        config = with_lists(site.controller.config, {"globex": ["a", "c"]})
+async def test_lists_and_options_change_in_one_reload(site: Site) -> None:
+    config = with_lists(site.controller.config, {"globex": ["a", "c"]})
 
-        async def everywhere(_: Config) -> None:
-            return None
+    async def everywhere(_: Config) -> None:
+        return None
 
-        keys = {each.name: each.key for each in site.tenant("acme").catalog.served()}
-        await site.controller.reconfigure(with_options(config, {"a": OTHER}), everywhere)
-        assert names(site.tenant("globex")) == ["a", "c"]
-        now = {each.name: each.key for each in site.tenant("acme").catalog.served()}
-        assert {name for name in now if now[name] != keys[name]} == {"a"}
-        assert bound(site) == 3 + 2
-        await site.infer("globex", "a")
+    keys = {each.name: each.key for each in site.tenant("acme").catalog.served()}
+    await site.controller.reconfigure(with_options(config, {"a": OTHER}), everywhere)
+    assert names(site.tenant("globex")) == ["a", "c"]
+    now = {each.name: each.key for each in site.tenant("acme").catalog.served()}
+    assert {name for name in now if now[name] != keys[name]} == {"a"}
+    assert bound(site) == 3 + 2
+    await site.infer("globex", "a")

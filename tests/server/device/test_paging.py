@@ -220,9 +220,7 @@ async def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
 async def test_a_model_with_requests_is_not_paged_out_and_the_other_waits(tmp_path: Path) -> None:
     async with budgeted(tmp_path, limit=10) as site:
         await site.infer("acme", "a")
-        gate = site.script.hold("run")
-        running = asyncio.ensure_future(site.infer("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, running = await site.begun("run", site.infer("acme", "a"))
         waiting = asyncio.ensure_future(site.infer("acme", "b"))
         while not site.frontends["acme"].link.completions.deferred():
             await asyncio.sleep(0)
@@ -236,9 +234,7 @@ async def test_without_room_for_too_long_the_request_gets_503(tmp_path: Path, mo
     monkeypatch.setattr(pager, "PATIENCE", 0.0)
     async with budgeted(tmp_path, limit=10) as site:
         await site.infer("acme", "a")
-        gate = site.script.hold("run")
-        running = asyncio.ensure_future(site.infer("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, running = await site.begun("run", site.infer("acme", "a"))
         with pytest.raises(Unavailable, match=r"model b 1 is paged out and could not .* could be paged out have requests"):
             await site.infer("acme", "b")
         gate.open()
@@ -252,9 +248,7 @@ async def test_a_request_waits_while_the_memory_that_it_needs_is_reserved_for_a_
 ) -> None:
     """What is being loaded counts, and can be paged out only once it is there."""
     async with budgeted(tmp_path, limit=10) as site:
-        gate = site.script.hold("bind")
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, loading = await site.begun("bind", site.controller.load("acme", "a"))
         bound = site.script.reached["bind"]
         with pytest.raises(DeadlineExceeded):
             await site.infer_within("b", 0.2)
@@ -263,9 +257,7 @@ async def test_a_request_waits_while_the_memory_that_it_needs_is_reserved_for_a_
         gate.open()
         await asyncio.gather(loading, waiting)
         assert await site.resident() == ["b"]
-        gate = site.script.hold("bind")
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, loading = await site.begun("bind", site.controller.load("acme", "a"))
         monkeypatch.setattr(pager, "PATIENCE", 0.0)
         with pytest.raises(Unavailable, match="in use by a 10 bytes"):
             await site.infer("acme", "c")
@@ -275,9 +267,7 @@ async def test_a_request_waits_while_the_memory_that_it_needs_is_reserved_for_a_
 
 async def test_other_models_and_tenants_go_on_while_one_comes_back(tmp_path: Path) -> None:
     async with budgeted(tmp_path, limit=30) as site:
-        gate = site.script.hold("bind")
-        waiting = asyncio.ensure_future(site.infer("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, waiting = await site.begun("bind", site.infer("acme", "a"))
         for _ in range(3):
             await asyncio.gather(site.infer("acme", "c"), site.infer("acme", "d"), site.infer("globex"))
         assert not waiting.done()
@@ -325,9 +315,7 @@ async def test_a_file_that_has_changed_is_not_served_in_its_place(tmp_path: Path
 @pytest.mark.parametrize("change", ["unload", "load"])
 async def test_a_change_meanwhile_waits_for_the_requests_that_wait(tmp_path: Path, change: str) -> None:
     async with budgeted(tmp_path, limit=30) as site:
-        gate = site.script.hold("bind")
-        waiting = asyncio.ensure_future(site.infer("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, waiting = await site.begun("bind", site.infer("acme", "a"))
         changing = asyncio.ensure_future(getattr(site.controller, change)("acme", "a"))
         for _ in range(50):
             await asyncio.sleep(0)
@@ -353,9 +341,7 @@ async def test_a_model_that_is_paged_out_can_be_unloaded_and_loaded(tmp_path: Pa
 
 async def test_a_repartition_waits_for_a_model_that_comes_back_and_keeps_what_is_paged_out(tmp_path: Path) -> None:
     async with budgeted(tmp_path) as site:
-        gate = site.script.hold("bind")
-        waiting = asyncio.ensure_future(site.infer("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, waiting = await site.begun("bind", site.infer("acme", "a"))
         moving = asyncio.ensure_future(site.controller.repartition({"acme": 4}))
         gate.open()
         await asyncio.gather(waiting, moving)
@@ -367,9 +353,7 @@ async def test_a_repartition_waits_for_a_model_that_comes_back_and_keeps_what_is
 
 async def test_a_request_that_comes_during_a_repartition_is_answered_after_it(tmp_path: Path) -> None:
     async with budgeted(tmp_path) as site:
-        gate = site.script.hold("bind")
-        moving = asyncio.ensure_future(site.controller.repartition({"acme": 4}))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, moving = await site.begun("bind", site.controller.repartition({"acme": 4}))
         waiting = asyncio.ensure_future(site.infer("acme", "a"))
         for _ in range(50):
             await asyncio.sleep(0)
@@ -392,9 +376,7 @@ async def test_an_engine_that_another_tenant_uses_stays(tmp_path: Path) -> None:
 
 async def test_a_server_that_ends_meanwhile_ends(tmp_path: Path) -> None:
     async with budgeted(tmp_path) as site:
-        gate = site.script.hold("bind")
-        waiting = asyncio.ensure_future(site.infer("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, waiting = await site.begun("bind", site.infer("acme", "a"))
         site.tenant("acme").suspend("the server is stopping")
         closing = asyncio.ensure_future(site.controller.close())
         await asyncio.sleep(0)

@@ -14,39 +14,37 @@ def index(site: Site, tenant: str = "acme") -> Sequence[tuple[str, str, str, str
     return [(entry.name, entry.version, entry.state, entry.reason) for entry in entries]
 
 
-async def test_a_new_model_and_a_new_version_are_served_beside_what_there_is(root: Path) -> None:
-    async with serving(root) as site:
-        add_model(root, "new")
-        assert await site.controller.refresh("acme", "new") == ""
-        assert await site.controller.refresh("globex", "new") == "", "globex may not call it"
-        await site.infer("acme", "new")
-        assert [name for name, *_ in index(site, "globex")] == ["b"]
-        (root / "b" / "config.pbtxt").write_text("version_policy { all {} }")
-        (root / "b" / "2").mkdir()
-        (root / "b" / "2" / "model.onnx").write_text("2")
-        assert await site.controller.refresh("acme", "b") == ""
-        assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "b"] == ["2", "1"]
-        assert site.tenant("globex").catalog.versions("b") == ["1"], "each tenant for itself"
-        shutil.rmtree(root / "b" / "1")
-        assert await site.controller.refresh("acme", "b") == ""
-        assert site.tenant("acme").catalog.versions("b") == ["2"]
-        assert bound(site) == 4, "a, b and new of acme, and b of globex"
+async def test_a_new_model_and_a_new_version_are_served_beside_what_there_is(site: Site, root: Path) -> None:
+    add_model(root, "new")
+    assert await site.controller.refresh("acme", "new") == ""
+    assert await site.controller.refresh("globex", "new") == "", "globex may not call it"
+    await site.infer("acme", "new")
+    assert [name for name, *_ in index(site, "globex")] == ["b"]
+    (root / "b" / "config.pbtxt").write_text("version_policy { all {} }")
+    (root / "b" / "2").mkdir()
+    (root / "b" / "2" / "model.onnx").write_text("2")
+    assert await site.controller.refresh("acme", "b") == ""
+    assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "b"] == ["2", "1"]
+    assert site.tenant("globex").catalog.versions("b") == ["1"], "each tenant for itself"
+    shutil.rmtree(root / "b" / "1")
+    assert await site.controller.refresh("acme", "b") == ""
+    assert site.tenant("acme").catalog.versions("b") == ["2"]
+    assert bound(site) == 4, "a, b and new of acme, and b of globex"
 
 
-async def test_requests_run_on_the_old_version_while_the_new_one_loads_and_none_fails(root: Path) -> None:
-    async with serving(root) as site:
-        (root / "b" / "1").rename(root / "b" / "2")
-        bind = site.script.hold("bind")
-        refreshing = asyncio.ensure_future(site.controller.refresh("acme", "b"))
-        await asyncio.to_thread(bind.wait_for_arrival)
-        for _ in range(3):
-            await site.infer("acme")
-        assert site.tenant("acme").catalog.find("b").version == "1"
-        assert site.states[-1] == "serving", "ready all the time"
-        bind.open()
-        assert await refreshing == ""
-        assert site.tenant("acme").catalog.find("b").version == "2"
+async def test_requests_run_on_the_old_version_while_the_new_one_loads_and_none_fails(site: Site, root: Path) -> None:
+    (root / "b" / "1").rename(root / "b" / "2")
+    bind = site.script.hold("bind")
+    refreshing = asyncio.ensure_future(site.controller.refresh("acme", "b"))
+    await asyncio.to_thread(bind.wait_for_arrival)
+    for _ in range(3):
         await site.infer("acme")
+    assert site.tenant("acme").catalog.find("b").version == "1"
+    assert site.states[-1] == "serving", "ready all the time"
+    bind.open()
+    assert await refreshing == ""
+    assert site.tenant("acme").catalog.find("b").version == "2"
+    await site.infer("acme")
 
 
 async def test_what_fails_is_in_the_index_and_the_old_one_serves_on(root: Path) -> None:
@@ -75,14 +73,13 @@ async def test_what_fails_is_in_the_index_and_the_old_one_serves_on(root: Path) 
         assert bound(site) == 3
 
 
-async def test_a_new_model_that_fails_says_why_and_is_served_once_it_is_right(root: Path) -> None:
-    async with serving(root) as site:
-        (root / "new" / "1").mkdir(parents=True)
-        assert await site.controller.refresh("acme", "new") == "version 1: no model.onnx or model.plan in new/1"
-        assert ("new", "1", "UNAVAILABLE", "no model.onnx or model.plan in new/1") in index(site)
-        (root / "new" / "1" / "model.onnx").write_text("new")
-        assert await site.controller.refresh("acme", "new") == ""
-        await site.infer("acme", "new")
+async def test_a_new_model_that_fails_says_why_and_is_served_once_it_is_right(site: Site, root: Path) -> None:
+    (root / "new" / "1").mkdir(parents=True)
+    assert await site.controller.refresh("acme", "new") == "version 1: no model.onnx or model.plan in new/1"
+    assert ("new", "1", "UNAVAILABLE", "no model.onnx or model.plan in new/1") in index(site)
+    (root / "new" / "1" / "model.onnx").write_text("new")
+    assert await site.controller.refresh("acme", "new") == ""
+    await site.infer("acme", "new")
 
 
 async def test_a_model_that_has_gone_is_not_served_nor_are_ensembles_of_it(root: Path) -> None:
@@ -103,18 +100,16 @@ async def test_a_model_that_has_gone_is_not_served_nor_are_ensembles_of_it(root:
         assert [state for _, _, state, _ in index(site)] == ["READY"] * 3
 
 
-async def test_a_model_that_its_tenant_has_unloaded_stays_unloaded(root: Path) -> None:
-    async with serving(root) as site:
-        await site.controller.unload("acme", "b")
-        (root / "b" / "1" / "model.onnx").write_text("another")
-        assert await site.controller.refresh("acme", "b") == ""
-        assert index(site)[1:] == [("b", "", "UNAVAILABLE", "unloaded")]
+async def test_a_model_that_its_tenant_has_unloaded_stays_unloaded(site: Site, root: Path) -> None:
+    await site.controller.unload("acme", "b")
+    (root / "b" / "1" / "model.onnx").write_text("another")
+    assert await site.controller.refresh("acme", "b") == ""
+    assert index(site)[1:] == [("b", "", "UNAVAILABLE", "unloaded")]
 
 
-async def test_it_keeps_the_configuration_that_it_was_loaded_with(root: Path) -> None:
-    async with serving(root) as site:
-        await site.controller.load("acme", "b", '{"version_policy": {"all": {}}}')
-        (root / "b" / "2").mkdir()
-        (root / "b" / "2" / "model.onnx").write_text("2")
-        assert await site.controller.refresh("acme", "b") == ""
-        assert site.tenant("acme").catalog.versions("b") == ["2", "1"]
+async def test_it_keeps_the_configuration_that_it_was_loaded_with(site: Site, root: Path) -> None:
+    await site.controller.load("acme", "b", '{"version_policy": {"all": {}}}')
+    (root / "b" / "2").mkdir()
+    (root / "b" / "2" / "model.onnx").write_text("2")
+    assert await site.controller.refresh("acme", "b") == ""
+    assert site.tenant("acme").catalog.versions("b") == ["2", "1"]

@@ -7,12 +7,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -44,13 +44,15 @@ from server.workers.narrow import NarrowPlacement, NarrowStatistics
 from server.workers.pace import BURST, Pace
 from server.workers.ticket_runner import TicketRunner
 from server.workers.worker import Worker
-from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
+from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Gate, Script
 from tests.lanes import submit
 from tests.memory import MEMORY, open_link
 from tests.server.workers.test_narrow import Neighbour
 from tests.server.workers.test_worker import wait_until_stopping
 
+T = TypeVar("T")
 FP32 = DATATYPES["FP32"]
+ALONE = TenantConfig(name="acme", granules=2, models=("*",))
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 
 
@@ -167,6 +169,19 @@ class Site:
         await asyncio.sleep(0)
         return asking
 
+    async def held(self, count: int) -> "tuple[Gate, list[asyncio.Task[Done]]]":
+        """Start so many inferences, of which those that run do not end before the gate is opened; one has been begun."""
+        gate = self.script.hold("run")
+        asking = await self.asked(count)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        return gate, asking
+
+    async def begun(self, point: str, what: Coroutine[Any, Any, T]) -> "tuple[Gate, asyncio.Task[T]]":
+        """Start this, and wait until it is at this point of the script, where the gate holds it."""
+        gate, task = self.script.hold(point), asyncio.ensure_future(what)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        return gate, task
+
 
 def worker_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("worker ")}
@@ -238,33 +253,28 @@ async def test_a_library_that_times_kernels_builds_nothing_once_the_device_serve
             await asyncio.to_thread(site.runtime.builds.plan, *request)
 
 
-async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(root: Path) -> None:
-    async with serving(root) as site:
-        assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
+async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(site: Site) -> None:
+    assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
 
 
-async def test_a_worker_keeps_nothing_of_models_that_were_loaded_again(root: Path) -> None:
-    async with serving(root) as site:
-        for _ in range(3):
-            await site.infer("acme", "a")
-            await site.controller.load("acme", "a")
+async def test_a_worker_keeps_nothing_of_models_that_were_loaded_again(site: Site) -> None:
+    for _ in range(3):
         await site.infer("acme", "a")
-        assert len(site.runtime.workers["acme"].metering._counters) == 1
+        await site.controller.load("acme", "a")
+    await site.infer("acme", "a")
+    assert len(site.runtime.workers["acme"].metering._counters) == 1
 
 
-async def test_executions_describe_the_current_executors(root: Path) -> None:
-    async with serving(root) as site:
-        (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]
-        engine.description = {"graphs": "captured"}
-        graphs = [
-            (each.tenant, each.name, each.version, each.description["graphs"]) for each in await site.controller.executions()
-        ]
-        assert sorted(graphs) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
-        await site.controller.repartition({"acme": 5})
-        engine.description = {"graphs": "native"}
-        assert [each.description["graphs"] for each in await site.controller.executions() if each.name == "b"] == ["native"] * 2
-        await site.controller.unload("acme", "b")
-        assert [each.tenant for each in await site.controller.executions()] == ["acme", "globex"]
+async def test_executions_describe_the_current_executors(site: Site) -> None:
+    (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]
+    engine.description = {"graphs": "captured"}
+    graphs = [(each.tenant, each.name, each.version, each.description["graphs"]) for each in await site.controller.executions()]
+    assert sorted(graphs) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
+    await site.controller.repartition({"acme": 5})
+    engine.description = {"graphs": "native"}
+    assert [each.description["graphs"] for each in await site.controller.executions() if each.name == "b"] == ["native"] * 2
+    await site.controller.unload("acme", "b")
+    assert [each.tenant for each in await site.controller.executions()] == ["acme", "globex"]
 
 
 async def families_of(site: Site, whose: str = "") -> dict[str, Any]:
@@ -274,20 +284,19 @@ async def families_of(site: Site, whose: str = "") -> dict[str, Any]:
     return {each.name: each for each in collector.collect()}
 
 
-async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Path) -> None:
-    async with serving(root) as site:
-        for engine in site.engines:
-            counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
-            engine.description = {"graphs": "captured", "why": "x", "counts": counts}
-        families = await families_of(site)
-        graphs, captures = families["greenlane_model_graphs"], families["greenlane_graph_captures"]
-        assert {tuple(sample.labels.values()) for sample in graphs.samples} == {
-            (model, "1", tenant, "captured") for model, tenant in (("a", "acme"), ("b", "acme"), ("b", "globex"))
-        }
-        assert captures.type == "counter"
-        assert [(sample.name, sample.value) for sample in captures.samples] == [("greenlane_graph_captures_total", 3)] * 3
-        assert [sample.value for sample in families["greenlane_staged_inferences"].samples] == [0] * 3
-        assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
+async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(site: Site) -> None:
+    for engine in site.engines:
+        counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
+        engine.description = {"graphs": "captured", "why": "x", "counts": counts}
+    families = await families_of(site)
+    graphs, captures = families["greenlane_model_graphs"], families["greenlane_graph_captures"]
+    assert {tuple(sample.labels.values()) for sample in graphs.samples} == {
+        (model, "1", tenant, "captured") for model, tenant in (("a", "acme"), ("b", "acme"), ("b", "globex"))
+    }
+    assert captures.type == "counter"
+    assert [(sample.name, sample.value) for sample in captures.samples] == [("greenlane_graph_captures_total", 3)] * 3
+    assert [sample.value for sample in families["greenlane_staged_inferences"].samples] == [0] * 3
+    assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
 
 
 KERNELS = {"kernels": {"found": 300, "saved": 400, "refused": True}}
@@ -305,15 +314,14 @@ SHAPES = {"right": 5, "others": [{"verdict": "wrong"}, {"verdict": "unverified"}
     ],
 )
 async def test_metrics_have_what_an_executor_says_of_itself(
-    root: Path, description: dict[str, Any], name: str, found: dict[str, int]
+    site: Site, description: dict[str, Any], name: str, found: dict[str, int]
 ) -> None:
     """By the last label, which is the tenant's where there is no other."""
-    async with serving(root) as site:
-        one, other = site.engines
-        one.description, other.description = {"graphs": "none", **description}, {"graphs": "none"}
-        samples = (await families_of(site, "acme"))[f"greenlane_{name}"].samples
-        assert {tuple(sample.labels.values())[:3] for sample in samples} <= {("a", "1", "acme"), ("b", "1", "acme")}
-        assert {[*sample.labels.values()][-1]: sample.value for sample in samples} == found
+    one, other = site.engines
+    one.description, other.description = {"graphs": "none", **description}, {"graphs": "none"}
+    samples = (await families_of(site, "acme"))[f"greenlane_{name}"].samples
+    assert {tuple(sample.labels.values())[:3] for sample in samples} <= {("a", "1", "acme"), ("b", "1", "acme")}
+    assert {[*sample.labels.values()][-1]: sample.value for sample in samples} == found
 
 
 def test_metrics_have_every_count_of_executors() -> None:
@@ -327,15 +335,14 @@ async def test_a_start_with_more_granules_than_the_device_has_is_refused(root: P
         await site.controller.start()
 
 
-async def test_a_repartition_moves_only_tenants_whose_share_changes(root: Path) -> None:
-    async with serving(root) as site:
-        stayed = site.runtime.manager.held["globex"]
-        move = await site.controller.repartition({"acme": 5})
-        assert move.movers == ("acme",)
-        assert site.granules == {"acme": (0, 1, 4, 5, 6), "globex": (2, 3)}
-        assert site.runtime.manager.held["globex"] is stayed
-        assert [partition.granules for partition in site.device.open] == [(2, 3), (0, 1, 4, 5, 6)]
-        await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
+async def test_a_repartition_moves_only_tenants_whose_share_changes(site: Site) -> None:
+    stayed = site.runtime.manager.held["globex"]
+    move = await site.controller.repartition({"acme": 5})
+    assert move.movers == ("acme",)
+    assert site.granules == {"acme": (0, 1, 4, 5, 6), "globex": (2, 3)}
+    assert site.runtime.manager.held["globex"] is stayed
+    assert [partition.granules for partition in site.device.open] == [(2, 3), (0, 1, 4, 5, 6)]
+    await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
 
 
 async def test_a_repartition_is_logged_with_every_tenants_granules(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -346,104 +353,92 @@ async def test_a_repartition_is_logged_with_every_tenants_granules(root: Path, c
     assert re.fullmatch(r"repartitioned: acme has 5 \(granules \d(, \d){4}\), globex has 1 \(granule \d\); .*", line)
 
 
-async def test_a_repartition_waits_for_requests_in_flight_and_loses_none(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(5)]
-        await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
-        before = site.granules
-        while site.script.reached["bind"] < 3 + 2:
-            await asyncio.sleep(0)
-        assert site.granules == before
-        gate.open()
-        await changing
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
-        assert site.granules["acme"] == (0,)
+async def test_a_repartition_waits_for_requests_in_flight_and_loses_none(site: Site) -> None:
+    gate, asking = await site.held(5)
+    changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
+    before = site.granules
+    while site.script.reached["bind"] < 3 + 2:
+        await asyncio.sleep(0)
+    assert site.granules == before
+    gate.open()
+    await changing
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
+    assert site.granules["acme"] == (0,)
 
 
 @pytest.mark.parametrize("point", ["carve", "locate", "attach", "bind"])
 @pytest.mark.parametrize("nth", [1, 2])
-async def test_a_repartition_that_fails_at_any_step_keeps_the_old_plan(root: Path, point: str, nth: int) -> None:
-    async with serving(root) as site:
-        before, held = site.granules, site.runtime.manager.held
-        site.script.fail(point, nth)
-        with pytest.raises(Exception, match=f"scripted to fail at {point}"):
-            await site.controller.repartition({"acme": 1, "globex": 4})
-        assert site.granules == before
-        assert site.device.open == list(held.values())
-        await asyncio.gather(site.infer("acme"), site.infer("globex"))
+async def test_a_repartition_that_fails_at_any_step_keeps_the_old_plan(site: Site, point: str, nth: int) -> None:
+    before, held = site.granules, site.runtime.manager.held
+    site.script.fail(point, nth)
+    with pytest.raises(Exception, match=f"scripted to fail at {point}"):
         await site.controller.repartition({"acme": 1, "globex": 4})
-        assert site.granules == {"acme": (0,), "globex": (2, 3, 6, 7)}
+    assert site.granules == before
+    assert site.device.open == list(held.values())
+    await asyncio.gather(site.infer("acme"), site.infer("globex"))
+    await site.controller.repartition({"acme": 1, "globex": 4})
+    assert site.granules == {"acme": (0,), "globex": (2, 3, 6, 7)}
 
 
-async def test_a_repartition_onto_overlapping_units_is_refused_as_misplaced(root: Path) -> None:
-    async with serving(root) as site:
-        site.device.lie = lambda partition: frozenset({0})
-        with pytest.raises(Misplaced, match="acme and globex both ran on 0"):
-            await site.controller.repartition({"acme": 1, "globex": 4})
-        assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
+async def test_a_repartition_onto_overlapping_units_is_refused_as_misplaced(site: Site) -> None:
+    site.device.lie = lambda partition: frozenset({0})
+    with pytest.raises(Misplaced, match="acme and globex both ran on 0"):
+        await site.controller.repartition({"acme": 1, "globex": 4})
+    assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
 
 
-async def test_a_repartition_cancelled_while_workers_halt_resumes_them(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = await site.asked(5)
-        await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
-        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
-        threads = worker_threads()
-        changing.cancel()
-        for _ in range(9):
-            await asyncio.sleep(0)
-        assert worker_threads() <= threads, "another serves before this one has stopped"
-        gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await changing
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
-        assert site.granules["acme"] == (0, 1)
-        assert site.device.open == list(site.runtime.manager.held.values())
-        await site.infer("acme")
-        await site.controller.repartition({"acme": 1})
-        await site.infer("acme")
-
-
-async def test_a_repartition_that_fails_on_commit_keeps_the_old_plan_and_answers_all(root: Path) -> None:
-    async with serving(root) as site:
-        before, running, locating = site.granules, site.script.hold("run"), site.script.hold("locate")
-        asking = [*await site.asked(5), *await site.asked(5, "globex")]
-        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1, "globex": 3}))
-        await asyncio.to_thread(locating.wait_for_arrival)
-        another = site.runtime.manager.plan({"initech": 1})  # So that the partitions changed when the plan is committed.
-        site.runtime.manager.commit(another, site.runtime.manager.carve(another))
-        locating.open()
-        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
-        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["globex"])
-        running.open()
-        with pytest.raises(RuntimeError, match="the partitions changed since"):
-            await changing
-        assert site.granules == {**before, "initech": (4,)}
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
-        assert len(site.device.open) == 3
-
-
-async def test_waiting_requests_are_answered_from_the_new_partition(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = await site.asked(9)
-        await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(site.controller.repartition({"acme": 5}))
-        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
-        asking += await site.asked(9)
-        gate.open()
+async def test_a_repartition_cancelled_while_workers_halt_resumes_them(site: Site) -> None:
+    gate, asking = await site.held(5)
+    changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
+    await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
+    threads = worker_threads()
+    changing.cancel()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert worker_threads() <= threads, "another serves before this one has stopped"
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
         await changing
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
-        old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
-        assert old.closed
-        assert await asyncio.to_thread(site.runtime.workers["acme"].wait_until_started)
-        workers = {thread.name for thread in new.threads if thread.name.startswith("worker")}
-        assert workers == {f"worker {new!r}", f"worker {new!r}, second"}
-        assert 9 <= new.stream.ran <= 18
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
+    assert site.granules["acme"] == (0, 1)
+    assert site.device.open == list(site.runtime.manager.held.values())
+    await site.infer("acme")
+    await site.controller.repartition({"acme": 1})
+    await site.infer("acme")
+
+
+async def test_a_repartition_that_fails_on_commit_keeps_the_old_plan_and_answers_all(site: Site) -> None:
+    before, running, locating = site.granules, site.script.hold("run"), site.script.hold("locate")
+    asking = [*await site.asked(5), *await site.asked(5, "globex")]
+    changing = asyncio.ensure_future(site.controller.repartition({"acme": 1, "globex": 3}))
+    await asyncio.to_thread(locating.wait_for_arrival)
+    another = site.runtime.manager.plan({"initech": 1})  # So that the partitions changed when the plan is committed.
+    site.runtime.manager.commit(another, site.runtime.manager.carve(another))
+    locating.open()
+    await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
+    await asyncio.to_thread(wait_until_stopping, site.runtime.workers["globex"])
+    running.open()
+    with pytest.raises(RuntimeError, match="the partitions changed since"):
+        await changing
+    assert site.granules == {**before, "initech": (4,)}
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
+    assert len(site.device.open) == 3
+
+
+async def test_waiting_requests_are_answered_from_the_new_partition(site: Site) -> None:
+    gate, asking = await site.held(9)
+    changing = asyncio.ensure_future(site.controller.repartition({"acme": 5}))
+    await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
+    asking += await site.asked(9)
+    gate.open()
+    await changing
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
+    old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
+    assert old.closed
+    assert await asyncio.to_thread(site.runtime.workers["acme"].wait_until_started)
+    workers = {thread.name for thread in new.threads if thread.name.startswith("worker")}
+    assert workers == {f"worker {new!r}", f"worker {new!r}, second"}
+    assert 9 <= new.stream.ran <= 18
 
 
 async def test_every_frontend_gets_the_cores_of_its_new_partition(root: Path) -> None:
@@ -457,35 +452,29 @@ async def test_every_frontend_gets_the_cores_of_its_new_partition(root: Path) ->
     assert site.frontends["globex"].placed == [frozenset({2, 3})]
 
 
-async def test_an_abandoned_request_is_cancelled_on_the_device(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        (asking,) = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
-        asking.cancel()
-        await site.frontends["acme"].drained()
-        assert asking.cancelled()
-        assert site.engines[-1].computed == []
+async def test_an_abandoned_request_is_cancelled_on_the_device(site: Site) -> None:
+    _, (asking,) = await site.held(1)
+    asking.cancel()
+    await site.frontends["acme"].drained()
+    assert asking.cancelled()
+    assert site.engines[-1].computed == []
 
 
-async def test_a_tenants_memory_is_pinned_at_the_start_and_none_while_it_is_served(
-    root: Path,
-) -> None:
-    async with serving(root) as site:
-        memories = [frontend.link.arena.memory for frontend in site.frontends.values()]
-        expected = [(memory.address, memory.nbytes, False) for memory in memories]
-        assert site.pins() == expected
-        for nbytes in (10, 1 << 20, 30 << 20, 10):
-            lane = site.tenant("acme").lane
-            slot = lane.take_slot()
-            slot.reserve(nbytes)
-            slot.lay_out(SIGNATURE, [4])
-            await submit(lane, slot, site.tenant("acme").catalog.find("b").key, ((1,),))
-            lane.release(slot)
-            await site.infer("globex")
-        await site.controller.repartition({"acme": 4})
-        await site.infer("acme")
-        assert site.pins() == expected
+async def test_a_tenants_memory_is_pinned_at_the_start_and_none_while_it_is_served(site: Site) -> None:
+    memories = [frontend.link.arena.memory for frontend in site.frontends.values()]
+    expected = [(memory.address, memory.nbytes, False) for memory in memories]
+    assert site.pins() == expected
+    for nbytes in (10, 1 << 20, 30 << 20, 10):
+        lane = site.tenant("acme").lane
+        slot = lane.take_slot()
+        slot.reserve(nbytes)
+        slot.lay_out(SIGNATURE, [4])
+        await submit(lane, slot, site.tenant("acme").catalog.find("b").key, ((1,),))
+        lane.release(slot)
+        await site.infer("globex")
+    await site.controller.repartition({"acme": 4})
+    await site.infer("acme")
+    assert site.pins() == expected
 
 
 async def test_memory_that_cannot_be_pinned_is_a_configuration_error(root: Path) -> None:
@@ -499,37 +488,28 @@ async def test_memory_that_cannot_be_pinned_is_a_configuration_error(root: Path)
     assert [pin.closed for pin in site.device.pins] == [True]
 
 
-async def test_close_unpins_all_memory(root: Path) -> None:
-    async with serving(root) as site:
-        await asyncio.gather(site.infer("acme"), site.infer("globex"))
-        pins = list(site.device.pins)
-        assert [pin.closed for pin in pins] == [False, False]
-    assert all(pin.closed for pin in pins)
-
-
-async def test_replace_link_serves_the_new_link_once_requests_of_the_old_one_ended(root: Path) -> None:
-    async with serving(root) as site:
-        old, key = site.frontends["acme"], site.tenant("acme").catalog.find("b").key
-        gate = site.script.hold("run")
-        begun = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
-        begun += await site.asked(5)  # The device side has read one of these, and may have enqueued it.
-        pins = site.pins()
-        new = site.frontends["acme"] = PlacedFrontend(site.controller.config.tenants["acme"], old)
-        new.open(site.runtime)
-        reopening = asyncio.ensure_future(site.runtime.replace_link("acme"))
-        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
-        gate.open()
-        await reopening
-        waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
-        assert all(done.failure is None for done in await asyncio.gather(*waiting))
-        assert site.pins() == pins, "the memory is the same"
-        with pytest.raises(Failed, match="cancelled"):  # The frontend that wanted it is gone.
-            await begun[0]
-        for asking in begun[1:]:  # Those that the device side had read fail, the others get no answer.
-            asking.cancel()
-        await asyncio.gather(*begun[1:], return_exceptions=True)
-        old.close()
+async def test_replace_link_serves_the_new_link_once_requests_of_the_old_one_ended(site: Site) -> None:
+    old, key = site.frontends["acme"], site.tenant("acme").catalog.find("b").key
+    gate = site.script.hold("run")
+    begun = await site.asked(1)
+    await asyncio.to_thread(gate.wait_for_arrival)
+    begun += await site.asked(5)  # The device side has read one of these, and may have enqueued it.
+    pins = site.pins()
+    new = site.frontends["acme"] = PlacedFrontend(site.controller.config.tenants["acme"], old)
+    new.open(site.runtime)
+    reopening = asyncio.ensure_future(site.runtime.replace_link("acme"))
+    await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
+    gate.open()
+    await reopening
+    waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
+    assert all(done.failure is None for done in await asyncio.gather(*waiting))
+    assert site.pins() == pins, "the memory is the same"
+    with pytest.raises(Failed, match="cancelled"):  # The frontend that wanted it is gone.
+        await begun[0]
+    for asking in begun[1:]:  # Those that the device side had read fail, the others get no answer.
+        asking.cancel()
+    await asyncio.gather(*begun[1:], return_exceptions=True)
+    old.close()
 
 
 async def test_a_replaced_link_survives_a_repartition_and_is_unpinned_on_close(root: Path) -> None:
@@ -586,7 +566,7 @@ async def test_a_device_lost_while_models_load_is_never_ready(root: Path) -> Non
 
 
 async def test_a_start_on_a_gpu_says_whose_kernels_it_compiles(root: Path) -> None:
-    site = Site(root, tenants=[TenantConfig(name="acme", granules=2, models=("*",))])
+    site = Site(root, tenants=[ALONE])
     said: list[str] = []
     site.controller.on_progress = said.append
     gate = site.script.hold("bind")
@@ -600,14 +580,13 @@ async def test_a_start_on_a_gpu_says_whose_kernels_it_compiles(root: Path) -> No
     await site.controller.close()
 
 
-async def test_a_device_lost_by_a_load_is_lost_for_all(root: Path) -> None:
+async def test_a_device_lost_by_a_load_is_lost_for_all(site: Site) -> None:
     """No other model can be bound there, so that its tenants would be refused for ever, and nothing would be replaced."""
-    async with serving(root) as site:
-        site.script.fail("bind", error=DeviceLost("CUDA error 700"))
-        with pytest.raises(BadRequest, match="CUDA error 700"):
-            await site.controller.load("acme", "a")
-        await asyncio.wait_for(site.controller.device_gone.wait(), 30)
-        assert site.controller.state == "lost"
+    site.script.fail("bind", error=DeviceLost("CUDA error 700"))
+    with pytest.raises(BadRequest, match="CUDA error 700"):
+        await site.controller.load("acme", "a")
+    await asyncio.wait_for(site.controller.device_gone.wait(), 30)
+    assert site.controller.state == "lost"
 
 
 async def test_on_device_lost_before_the_start_changes_no_state() -> None:
@@ -617,26 +596,21 @@ async def test_on_device_lost_before_the_start_changes_no_state() -> None:
     await site.controller.close()
 
 
-async def test_reports_have_each_tenants_models_lane_slots_and_index(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = await site.asked(5)
-        await asyncio.to_thread(gate.wait_for_arrival)
-        (acme, one), (globex, other) = await site.controller.reports()
-        assert (acme.name, globex.name) == ("acme", "globex")
-        assert [(item.name, item.version, item.pending) for item in one.served] == [("a", "1", 0), ("b", "1", 3)]
-        assert (one.lane.waiting, one.lane.in_flight, one.slots.used) == (3, 2, 5)
-        assert [(entry.name, entry.state) for entry in other.index] == [("b", "READY")]
-        assert (other.lane.waiting, other.slots.slots) == (0, 0)
-        gate.open()
-        await asyncio.gather(*asking)
+async def test_reports_have_each_tenants_models_lane_slots_and_index(site: Site) -> None:
+    gate, asking = await site.held(5)
+    (acme, one), (globex, other) = await site.controller.reports()
+    assert (acme.name, globex.name) == ("acme", "globex")
+    assert [(item.name, item.version, item.pending) for item in one.served] == [("a", "1", 0), ("b", "1", 3)]
+    assert (one.lane.waiting, one.lane.in_flight, one.slots.used) == (3, 2, 5)
+    assert [(entry.name, entry.state) for entry in other.index] == [("b", "READY")]
+    assert (other.lane.waiting, other.slots.slots) == (0, 0)
+    gate.open()
+    await asyncio.gather(*asking)
 
 
 async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
     async with serving(root) as site:
-        gate = site.script.hold("locate")
-        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, changing = await site.begun("locate", site.controller.repartition({"acme": 1}))
         closing = asyncio.ensure_future(site.controller.close())
         await asyncio.sleep(0)
         gate.open()
@@ -644,24 +618,22 @@ async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
     assert site.device.open == []
 
 
-async def test_concurrent_repartitions_run_one_after_the_other(root: Path) -> None:
-    async with serving(root) as site:
-        await asyncio.gather(site.controller.repartition({"acme": 4}), site.controller.repartition({"globex": 4}))
-        held = site.runtime.manager.held.values()
-        assert sum(len(partition.granules) for partition in held) == len(site.device.granules)
+async def test_concurrent_repartitions_run_one_after_the_other(site: Site) -> None:
+    await asyncio.gather(site.controller.repartition({"acme": 4}), site.controller.repartition({"globex": 4}))
+    held = site.runtime.manager.held.values()
+    assert sum(len(partition.granules) for partition in held) == len(site.device.granules)
 
 
-async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(root: Path) -> None:
-    async with serving(root) as site:
-        acme = site.tenant("acme")
-        before = acme.catalog.find("a")
-        before.statistics.failed(1, "OTHER")
-        (root / "a" / "1" / "model.onnx").write_text("another")
-        await site.controller.load("acme", "a")
-        after = acme.catalog.find("a")
-        assert after.key != before.key
-        assert after.statistics is before.statistics
-        await site.infer("acme", "a")
+async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(site: Site, root: Path) -> None:
+    acme = site.tenant("acme")
+    before = acme.catalog.find("a")
+    before.statistics.failed(1, "OTHER")
+    (root / "a" / "1" / "model.onnx").write_text("another")
+    await site.controller.load("acme", "a")
+    after = acme.catalog.find("a")
+    assert after.key != before.key
+    assert after.statistics is before.statistics
+    await site.infer("acme", "a")
 
 
 def add_version(root: Path, name: str, version: str) -> None:
@@ -691,35 +663,33 @@ async def test_a_reload_with_one_failing_version_changes_nothing(root: Path, nth
         await site.infer("acme", "a")
 
 
-async def test_a_reload_that_another_device_cannot_serve_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(root) as site:
-        before, asked = site.tenant("acme").catalog.served(), []
+async def test_a_reload_that_another_device_cannot_serve_changes_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, asked = site.tenant("acme").catalog.served(), []
 
-        async def agree(name: str, served: Sequence[ServedModel]) -> str:
-            asked.append((name, [each.version for each in served]))
-            return "device 1: no memory"
+    async def agree(name: str, served: Sequence[ServedModel]) -> str:
+        asked.append((name, [each.version for each in served]))
+        return "device 1: no memory"
 
-        monkeypatch.setattr(site.frontends["acme"], "agree", agree)
-        bound = sum(len(engine.executors) for engine in site.engines)
-        with pytest.raises(BadRequest, match="failed to load 'a': device 1: no memory"):
-            await site.controller.load("acme", "a")
-        assert asked == [("a", ["1"])]
-        assert site.tenant("acme").catalog.served() == before
-        made = [executor for engine in site.engines for executor in engine.executors]
-        assert (len(made), sum(not executor.closed for executor in made)) == (bound + 1, bound), "what was bound is closed"
-        await site.infer("acme", "a")
+    monkeypatch.setattr(site.frontends["acme"], "agree", agree)
+    bound = sum(len(engine.executors) for engine in site.engines)
+    with pytest.raises(BadRequest, match="failed to load 'a': device 1: no memory"):
+        await site.controller.load("acme", "a")
+    assert asked == [("a", ["1"])]
+    assert site.tenant("acme").catalog.served() == before
+    made = [executor for engine in site.engines for executor in engine.executors]
+    assert (len(made), sum(not executor.closed for executor in made)) == (bound + 1, bound), "what was bound is closed"
+    await site.infer("acme", "a")
 
 
-async def test_a_version_without_a_model_fails_the_load_before_others_are_bound(root: Path) -> None:
-    async with serving(root) as site:
-        add_version(root, "a", "2")
-        (root / "a" / "2" / "model.onnx").unlink()
-        bound = sum(len(engine.executors) for engine in site.engines)
-        with pytest.raises(BadRequest, match=r"failed to load 'a': version 2: no model\.onnx or model\.plan in a/2"):
-            await site.controller.load("acme", "a")
-        assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
-        assert sum(len(engine.executors) for engine in site.engines) == bound
-        assert await freeable(site), "also what was read for it"
+async def test_a_version_without_a_model_fails_the_load_before_others_are_bound(site: Site, root: Path) -> None:
+    add_version(root, "a", "2")
+    (root / "a" / "2" / "model.onnx").unlink()
+    bound = sum(len(engine.executors) for engine in site.engines)
+    with pytest.raises(BadRequest, match=r"failed to load 'a': version 2: no model\.onnx or model\.plan in a/2"):
+        await site.controller.load("acme", "a")
+    assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
+    assert sum(len(engine.executors) for engine in site.engines) == bound
+    assert await freeable(site), "also what was read for it"
 
 
 async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(root: Path) -> None:
@@ -738,15 +708,14 @@ async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(roo
         await site.infer("acme", "a")
 
 
-async def test_a_first_load_with_one_failing_version_serves_none_and_gives_the_reason(root: Path) -> None:
-    async with serving(root) as site:
-        add_model(root, "c")
-        add_version(root, "c", "2")
-        site.script.fail("bind", 2)
-        with pytest.raises(BadRequest, match="version 2: scripted to fail at bind"):
-            await site.controller.load("acme", "c")
-        with pytest.raises(Unavailable, match="scripted to fail at bind"):
-            site.tenant("acme").catalog.find("c", "1")
+async def test_a_first_load_with_one_failing_version_serves_none_and_gives_the_reason(site: Site, root: Path) -> None:
+    add_model(root, "c")
+    add_version(root, "c", "2")
+    site.script.fail("bind", 2)
+    with pytest.raises(BadRequest, match="version 2: scripted to fail at bind"):
+        await site.controller.load("acme", "c")
+    with pytest.raises(Unavailable, match="scripted to fail at bind"):
+        site.tenant("acme").catalog.find("c", "1")
 
 
 async def test_at_startup_working_versions_are_served_and_broken_ones_are_in_the_index(root: Path) -> None:
@@ -757,29 +726,25 @@ async def test_at_startup_working_versions_are_served_and_broken_ones_are_in_the
         assert [(entry.version, entry.state) for entry in index] == [("1", "READY"), ("2", "UNAVAILABLE")]
 
 
-async def test_a_failed_reload_is_logged_as_such(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(root) as site:
-        site.script.fail("bind")
-        with pytest.raises(BadRequest):
-            await site.controller.load("acme", "a")
-        lines = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
-        text = "model a 1 could not be loaded, the versions loaded before stay: scripted to fail at bind"
-        assert [line for line in lines if line.startswith("model a")] == [text]
+async def test_a_failed_reload_is_logged_as_such(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.script.fail("bind")
+    with pytest.raises(BadRequest):
+        await site.controller.load("acme", "a")
+    lines = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
+    text = "model a 1 could not be loaded, the versions loaded before stay: scripted to fail at bind"
+    assert [line for line in lines if line.startswith("model a")] == [text]
 
 
-async def test_a_move_under_way_is_neither_moved_nor_refused(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("bind")
-        moving = asyncio.ensure_future(site.controller.repartition({"acme": 3}))
-        await asyncio.to_thread(gate.wait_for_arrival)
-        (record,) = site.controller.moves
-        assert (record.outcome, record.error) == ("moving", "")
-        gate.open()
-        await moving
-        assert record.outcome == "moved"
-        with pytest.raises(DoesNotFit):
-            await site.controller.repartition({"acme": 99})
-        assert next(iter(site.controller.moves)).outcome == "refused"
+async def test_a_move_under_way_is_neither_moved_nor_refused(site: Site) -> None:
+    gate, moving = await site.begun("bind", site.controller.repartition({"acme": 3}))
+    (record,) = site.controller.moves
+    assert (record.outcome, record.error) == ("moving", "")
+    gate.open()
+    await moving
+    assert record.outcome == "moved"
+    with pytest.raises(DoesNotFit):
+        await site.controller.repartition({"acme": 99})
+    assert next(iter(site.controller.moves)).outcome == "refused"
 
 
 async def test_the_line_at_the_start_says_what_is_served_though_a_process_answers_late(
@@ -866,26 +831,24 @@ async def changes_behind_a_load(site: Site, root: Path) -> AsyncIterator[list["a
         await first
 
 
-async def test_a_load_cancelled_while_it_waits_loads_nothing(root: Path) -> None:
-    async with serving(root) as site:
-        async with changes_behind_a_load(site, root) as waiting:
-            for each in waiting:
-                each.cancel()
-            await asyncio.wait(waiting)
-            before, engines = site.tenant("acme").catalog.find("b"), len(site.engines)
-        assert len(site.engines) == engines + 1
-        assert site.tenant("acme").catalog.find("b") is before
-
-
-async def test_a_load_that_waits_when_the_server_stops_is_refused(root: Path) -> None:
-    async with serving(root) as site:
-        async with changes_behind_a_load(site, root) as waiting:
-            closing = asyncio.ensure_future(site.controller.close())
-            await asyncio.sleep(0)
+async def test_a_load_cancelled_while_it_waits_loads_nothing(site: Site, root: Path) -> None:
+    async with changes_behind_a_load(site, root) as waiting:
         for each in waiting:
-            with pytest.raises(Unavailable, match="the server is stopping"):
-                await each
-        await closing
+            each.cancel()
+        await asyncio.wait(waiting)
+        before, engines = site.tenant("acme").catalog.find("b"), len(site.engines)
+    assert len(site.engines) == engines + 1
+    assert site.tenant("acme").catalog.find("b") is before
+
+
+async def test_a_load_that_waits_when_the_server_stops_is_refused(site: Site, root: Path) -> None:
+    async with changes_behind_a_load(site, root) as waiting:
+        closing = asyncio.ensure_future(site.controller.close())
+        await asyncio.sleep(0)
+    for each in waiting:
+        with pytest.raises(Unavailable, match="the server is stopping"):
+            await each
+    await closing
 
 
 async def test_the_config_parameter_of_a_load_is_parsed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -902,42 +865,39 @@ async def test_the_config_parameter_of_a_load_is_parsed_once(root: Path, monkeyp
         assert read == ['{"max_batch_size": 0}']
 
 
-async def test_a_load_cancelled_while_it_runs_completes_and_holds_no_engine(root: Path) -> None:
-    async with serving(root) as site:
-        building, built = held_builds(site)
-        before = site.tenant("acme").catalog.find("a")
-        (root / "a" / "1" / "model.onnx").write_text("another")
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        assert await asyncio.to_thread(building.wait, PATIENCE)
-        loading.cancel()
-        await asyncio.wait([loading])
-        assert loading.cancelled()
-        after = asyncio.ensure_future(site.controller.load("acme", "b"))
-        await asyncio.sleep(0)
-        assert site.tenant("acme").catalog.find("a") is before
-        built.set()
-        await after
-        assert site.tenant("acme").catalog.find("a").key != before.key, "it came before the load that was asked for later"
-        assert await freeable(site)
+async def test_a_load_cancelled_while_it_runs_completes_and_holds_no_engine(site: Site, root: Path) -> None:
+    building, built = held_builds(site)
+    before = site.tenant("acme").catalog.find("a")
+    (root / "a" / "1" / "model.onnx").write_text("another")
+    loading = asyncio.ensure_future(site.controller.load("acme", "a"))
+    assert await asyncio.to_thread(building.wait, PATIENCE)
+    loading.cancel()
+    await asyncio.wait([loading])
+    assert loading.cancelled()
+    after = asyncio.ensure_future(site.controller.load("acme", "b"))
+    await asyncio.sleep(0)
+    assert site.tenant("acme").catalog.find("a") is before
+    built.set()
+    await after
+    assert site.tenant("acme").catalog.find("a").key != before.key, "it came before the load that was asked for later"
+    assert await freeable(site)
 
 
-async def test_a_failed_first_load_is_in_the_index_with_the_reason(root: Path) -> None:
-    async with serving(root) as site:
-        acme = site.tenant("acme")
-        with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
-            await site.controller.load("acme", "c")
-        assert not [entry for entry in acme.catalog.index() if entry.name == "c"]
-        (root / "c" / "one").mkdir(parents=True)
-        with pytest.raises(BadRequest, match="failed to load 'c'"):
-            await site.controller.load("acme", "c")
-        assert [(entry.name, entry.state) for entry in acme.catalog.index() if entry.name == "c"] == [("c", "UNAVAILABLE")]
+async def test_a_failed_first_load_is_in_the_index_with_the_reason(site: Site, root: Path) -> None:
+    acme = site.tenant("acme")
+    with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
+        await site.controller.load("acme", "c")
+    assert not [entry for entry in acme.catalog.index() if entry.name == "c"]
+    (root / "c" / "one").mkdir(parents=True)
+    with pytest.raises(BadRequest, match="failed to load 'c'"):
+        await site.controller.load("acme", "c")
+    assert [(entry.name, entry.state) for entry in acme.catalog.index() if entry.name == "c"] == [("c", "UNAVAILABLE")]
 
 
-async def test_a_model_outside_the_tenants_list_cannot_be_loaded_or_unloaded(root: Path) -> None:
-    async with serving(root) as site:
-        for change in (site.controller.load, site.controller.unload):
-            with pytest.raises(NotFound):
-                await change("globex", "a")
+async def test_a_model_outside_the_tenants_list_cannot_be_loaded_or_unloaded(site: Site) -> None:
+    for change in (site.controller.load, site.controller.unload):
+        with pytest.raises(NotFound):
+            await change("globex", "a")
 
 
 async def test_an_unexpected_error_of_a_library_makes_only_its_model_unavailable(root: Path) -> None:
@@ -951,21 +911,18 @@ async def test_an_unexpected_error_of_a_library_makes_only_its_model_unavailable
     await site.controller.close()
 
 
-async def test_draining_refuses_new_requests_and_finishes_accepted_ones(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(4)]
-        await asyncio.to_thread(gate.wait_for_arrival)
-        draining = asyncio.ensure_future(site.controller.drain(0))
-        while not site.tenant("acme").lane.admission.refusing:
-            await asyncio.sleep(0)
-        assert not site.controller.ready
-        with pytest.raises(Unavailable, match="draining"):
-            await site.infer("globex")
-        assert not draining.done()
-        gate.open()
-        await draining
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
+async def test_draining_refuses_new_requests_and_finishes_accepted_ones(site: Site) -> None:
+    gate, asking = await site.held(4)
+    draining = asyncio.ensure_future(site.controller.drain(0))
+    while not site.tenant("acme").lane.admission.refusing:
+        await asyncio.sleep(0)
+    assert not site.controller.ready
+    with pytest.raises(Unavailable, match="draining"):
+        await site.infer("globex")
+    assert not draining.done()
+    gate.open()
+    await draining
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
 
 
 async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
@@ -982,39 +939,28 @@ async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
     assert site.device.closed
 
 
-async def test_the_probe_reports_where_each_tenant_ran(root: Path) -> None:
-    async with serving(root) as site:
-        assert await site.controller.probe(site.controller.devices[0]) == ({"acme": {0, 1}, "globex": {2, 3}}, [])
+async def test_the_probe_reports_where_each_tenant_ran(site: Site) -> None:
+    assert await site.controller.probe(site.controller.devices[0]) == ({"acme": {0, 1}, "globex": {2, 3}}, [])
 
 
-async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_built(root: Path) -> None:
+async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_built(root: Path, site: Site) -> None:
     """A build takes minutes, so it must hold no lock that a repartition or a new HTTP process waits for."""
-    building, built = threading.Event(), threading.Event()
-
-    async with serving(root) as site:
-        read = site.read
-
-        def build(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
-            building.set()
-            assert built.wait(PATIENCE)
-            return read(path, max_batch, settings)
-
-        site.read = build  # type: ignore[method-assign]
-        os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        assert await asyncio.to_thread(building.wait, PATIENCE)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                assert (await site.controller.repartition({"acme": 3})).movers == ("acme",)
-                await site.infer("acme")
-                await site.runtime.replace_link("acme")
-                unloading = asyncio.ensure_future(site.controller.unload("acme", "a"))
-        finally:
-            built.set()
-        await loading
-        await unloading
-        assert site.tenant("acme").catalog.index()[0].state == "UNAVAILABLE", "it was unloaded after it was loaded"
-        assert site.runtime.workers["acme"].executors.keys() == {site.tenant("acme").catalog.find("b").key}
+    building, built = held_builds(site)
+    os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
+    loading = asyncio.ensure_future(site.controller.load("acme", "a"))
+    assert await asyncio.to_thread(building.wait, PATIENCE)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert (await site.controller.repartition({"acme": 3})).movers == ("acme",)
+            await site.infer("acme")
+            await site.runtime.replace_link("acme")
+            unloading = asyncio.ensure_future(site.controller.unload("acme", "a"))
+    finally:
+        built.set()
+    await loading
+    await unloading
+    assert site.tenant("acme").catalog.index()[0].state == "UNAVAILABLE", "it was unloaded after it was loaded"
+    assert site.runtime.workers["acme"].executors.keys() == {site.tenant("acme").catalog.find("b").key}
 
 
 async def test_a_worker_that_cannot_start_suspends_its_tenant_and_is_restarted(root: Path) -> None:
@@ -1077,8 +1023,7 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_suspended_and_others_are
 async def test_a_process_with_one_tenant_whose_work_cannot_be_stopped_is_to_be_ended(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = TenantConfig(name="acme", granules=2, models=("*",))
-    async with serving(root, tenants=[alone], max_execution=0.01) as site, asyncio.timeout(PATIENCE):
+    async with serving(root, tenants=[ALONE], max_execution=0.01) as site, asyncio.timeout(PATIENCE):
         monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
         monkeypatch.setattr("server.workers.supervision.CANCEL_TIMEOUT", 0.01)
         gate = site.script.hold("run")
@@ -1095,8 +1040,7 @@ async def test_a_process_with_one_tenant_whose_work_cannot_be_stopped_is_to_be_e
 async def test_a_partition_on_which_an_inference_does_not_end_is_looked_at_for_as_long_as_a_pause(
     root: Path, shared: bool
 ) -> None:
-    alone = TenantConfig(name="acme", granules=2, models=("*",))
-    async with serving(root, tenants=[alone], max_pause=0.05) as site, asyncio.timeout(PATIENCE):
+    async with serving(root, tenants=[ALONE], max_pause=0.05) as site, asyncio.timeout(PATIENCE):
         site.device.shared = shared
         gate = site.script.hold("hold" if shared else "locate")
         for _ in range(3):
@@ -1109,11 +1053,8 @@ async def test_a_partition_on_which_an_inference_does_not_end_is_looked_at_for_a
 
 
 async def test_a_strain_goes_on_to_its_end_before_the_device_is_closed(root: Path) -> None:
-    alone = TenantConfig(name="acme", granules=2, models=("*",))
-    async with serving(root, tenants=[alone]) as site, asyncio.timeout(PATIENCE):
-        gate = site.script.hold("strain")
-        straining = asyncio.ensure_future(site.controller.strain("acme", "memory read", 0.5))
-        await asyncio.to_thread(gate.wait_for_arrival)
+    async with serving(root, tenants=[ALONE]) as site, asyncio.timeout(PATIENCE):
+        gate, straining = await site.begun("strain", site.controller.strain("acme", "memory read", 0.5))
         assert site.controller.granules_change.locked(), "granules stay where they are meanwhile"
         closing = asyncio.ensure_future(site.runtime.close())
         for _ in range(100):
@@ -1125,8 +1066,7 @@ async def test_a_strain_goes_on_to_its_end_before_the_device_is_closed(root: Pat
 
 
 async def test_the_end_of_a_server_waits_for_no_strain_that_has_not_begun(root: Path) -> None:
-    alone = TenantConfig(name="acme", granules=2, models=("*",))
-    async with serving(root, tenants=[alone]) as site, asyncio.timeout(PATIENCE):
+    async with serving(root, tenants=[ALONE]) as site, asyncio.timeout(PATIENCE):
         gate = site.script.hold("strain")
         first, *later = [asyncio.ensure_future(site.controller.strain("acme", "memory read", 0.5)) for _ in range(4)]
         await asyncio.to_thread(gate.wait_for_arrival)
@@ -1142,8 +1082,7 @@ async def test_the_end_of_a_server_waits_for_no_strain_that_has_not_begun(root: 
 
 
 async def test_no_more_strains_wait_than_a_few(root: Path) -> None:
-    alone = TenantConfig(name="acme", granules=2, models=("*",))
-    async with serving(root, tenants=[alone]) as site, asyncio.timeout(PATIENCE):
+    async with serving(root, tenants=[ALONE]) as site, asyncio.timeout(PATIENCE):
         gate = site.script.hold("strain")
         asked = [asyncio.ensure_future(site.controller.strain("acme", "L2", 0.1)) for _ in range(4)]
         await asyncio.to_thread(gate.wait_for_arrival)
@@ -1154,48 +1093,45 @@ async def test_no_more_strains_wait_than_a_few(root: Path) -> None:
         await site.controller.strain("acme", "L2", 0.1)
 
 
-async def test_what_a_strain_used_is_its_tenant_s_and_no_model_s(root: Path) -> None:
-    async with serving(root) as site:
-        await site.controller.strain("acme", "memory read", 0.1)
-        (acme,) = [each for each in (await site.runtime.usage()).tenants if each.tenant == "acme"]
-        used = {each.model: (each.works, each.used > 0) for each in acme.usages}
-        assert used.pop("strain/memory read") == (2, True)
-        assert set(used.values()) == {(0, False)}
+async def test_what_a_strain_used_is_its_tenant_s_and_no_model_s(site: Site) -> None:
+    await site.controller.strain("acme", "memory read", 0.1)
+    (acme,) = [each for each in (await site.runtime.usage()).tenants if each.tenant == "acme"]
+    used = {each.model: (each.works, each.used > 0) for each in acme.usages}
+    assert used.pop("strain/memory read") == (2, True)
+    assert set(used.values()) == {(0, False)}
 
 
-async def test_passes_of_a_strain_run_narrow_while_neighbours_are_at_work(root: Path) -> None:
+async def test_passes_of_a_strain_run_narrow_while_neighbours_are_at_work(site: Site) -> None:
     """Two passes of half the bytes each, here at a gigabyte a second by each of two units, or of one."""
-    async with serving(root) as site:
-        neighbour = Neighbour()
-        narrow = NarrowPlacement(site.device.carve([0]), [neighbour.page], 1, NarrowStatistics())
-        site.runtime.workers["acme"].narrow = narrow
-        narrow.resume()
-        neighbour.activity.begin()
-        assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 10**8
-        neighbour.activity.begin()
-        neighbour.rest()
-        assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 2 * 10**8
+    neighbour = Neighbour()
+    narrow = NarrowPlacement(site.device.carve([0]), [neighbour.page], 1, NarrowStatistics())
+    site.runtime.workers["acme"].narrow = narrow
+    narrow.resume()
+    neighbour.activity.begin()
+    assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 10**8
+    neighbour.activity.begin()
+    neighbour.rest()
+    assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 2 * 10**8
 
 
-async def test_passes_of_a_strain_over_pcie_are_paid_for_while_neighbours_are_at_work(root: Path) -> None:
-    async with serving(root) as site:
-        neighbour = Neighbour()
-        worker = site.runtime.workers["acme"]
-        worker.pace = Pace([neighbour.page], 10**12)
-        began = time.monotonic_ns()
-        await site.controller.strain("acme", "PCIe out", 0.1)
-        assert worker.pace.shared.free_in == 0
-        neighbour.activity.begin()
-        await site.controller.strain("acme", "PCIe out", 0.1)
-        assert worker.pace.shared.free_in >= began - BURST + 10**8 * 10**9 // 10**12, "two passes of 10 ** 8 bytes"
-        worker.pace.rate = 1
-        await site.controller.strain("acme", "PCIe out", 0.01)
-        assert time.monotonic_ns() - began < PATIENCE * 10**9, "it ends, whatever it may have"
-        worker.pace = None
+async def test_passes_of_a_strain_over_pcie_are_paid_for_while_neighbours_are_at_work(site: Site) -> None:
+    neighbour = Neighbour()
+    worker = site.runtime.workers["acme"]
+    worker.pace = Pace([neighbour.page], 10**12)
+    began = time.monotonic_ns()
+    await site.controller.strain("acme", "PCIe out", 0.1)
+    assert worker.pace.shared.free_in == 0
+    neighbour.activity.begin()
+    await site.controller.strain("acme", "PCIe out", 0.1)
+    assert worker.pace.shared.free_in >= began - BURST + 10**8 * 10**9 // 10**12, "two passes of 10 ** 8 bytes"
+    worker.pace.rate = 1
+    await site.controller.strain("acme", "PCIe out", 0.01)
+    assert time.monotonic_ns() - began < PATIENCE * 10**9, "it ends, whatever it may have"
+    worker.pace = None
 
 
 async def test_a_strain_of_a_tenant_that_is_not_there_is_not_found(root: Path) -> None:
-    async with serving(root, tenants=[TenantConfig(name="acme", granules=2, models=("*",))]) as site:
+    async with serving(root, tenants=[ALONE]) as site:
         for strain in (site.controller.strain, site.runtime.strain):
             with pytest.raises(NotFound, match="globex"):
                 await strain("globex", "L2", 0.1)
@@ -1227,24 +1163,21 @@ async def test_supervision_keeps_no_reference_to_replaced_workers(root: Path, mo
             await asyncio.sleep(0)  # The thread that closed it lets go of it a moment after the loop has heard of that.
 
 
-async def test_a_new_link_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("bind")
-        os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
-        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
-        await asyncio.to_thread(gate.wait_for_arrival)
-        async with asyncio.timeout(PATIENCE):
-            await site.runtime.replace_link("acme")
-            await site.infer("acme")
-        gate.open()
-        await loading
+async def test_a_new_link_is_served_while_a_model_of_its_tenant_is_being_bound(site: Site, root: Path) -> None:
+    gate = site.script.hold("bind")
+    os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
+    loading = asyncio.ensure_future(site.controller.load("acme", "a"))
+    await asyncio.to_thread(gate.wait_for_arrival)
+    async with asyncio.timeout(PATIENCE):
+        await site.runtime.replace_link("acme")
+        await site.infer("acme")
+    gate.open()
+    await loading
 
 
 async def test_draining_cancels_requests_after_drain_timeout(root: Path) -> None:
     async with serving(root, drain_timeout=0.02) as site:
-        gate = site.script.hold("run")
-        asking = await site.asked(5)
-        await asyncio.to_thread(gate.wait_for_arrival)
+        _, asking = await site.held(5)
         await site.controller.drain(0)
         for each in asking:
             with pytest.raises(Unavailable, match="the server is draining"):

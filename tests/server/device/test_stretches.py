@@ -132,9 +132,7 @@ async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_it
 async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_served_meanwhile(site: Site) -> None:
     await go_wide(site)
     before, worker = wide(site), site.runtime.workers["acme"]
-    gate = site.script.hold("attach")
-    moving = asyncio.ensure_future(site.controller.repartition({"initech": 1, "globex": 3}))
-    await asyncio.to_thread(gate.wait_for_arrival)
+    gate, moving = await site.begun("attach", site.controller.repartition({"initech": 1, "globex": 3}))
     await site.infer("acme")
     gate.open()
     await moving
@@ -170,9 +168,7 @@ async def test_a_repartition_that_waits_too_long_for_a_wide_work_is_refused_with
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
         await site.settled()
         await go_wide(site)
-        gate = site.script.hold("run")
-        (asking,) = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, (asking,) = await site.held(1)
         with pytest.raises(Conflict, match=r"tenant acme: an inference on granules of others has been running for 0\.1 s"):
             await site.controller.repartition({"initech": 1, "globex": 3})
         gate.open()
@@ -185,9 +181,7 @@ async def test_nothing_waits_for_a_wide_work_any_more_once_the_repartition_was_r
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
         await site.settled()
         await go_wide(site)
-        gate = site.script.hold("run")
-        (asking,) = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, (asking,) = await site.held(1)
         before = asyncio.all_tasks()
         with pytest.raises(Conflict):
             await site.controller.repartition({"initech": 1, "globex": 3})
@@ -202,9 +196,7 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
         await site.settled()
         await go_wide(site)
-        gate = site.script.hold("run")
-        (asking,) = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, (asking,) = await site.held(1)
         await site.runtime.placements.plan({}, {})
         await asyncio.wait_for(site.settled(), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
@@ -228,9 +220,7 @@ async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_tha
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
         await site.settled()
         await go_wide(site)
-        gate = site.script.hold("run")
-        (asking,) = await site.asked(1)
-        await asyncio.to_thread(gate.wait_for_arrival)
+        gate, (asking,) = await site.held(1)
         await site.runtime.placements.plan({}, {})
         while not placement(site).suspended:
             await asyncio.sleep(0)
@@ -243,9 +233,7 @@ async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_tha
 
 async def test_what_is_to_be_ready_is_made_though_a_change_of_the_wide_partition_is_taken_back(site: Site) -> None:
     await go_wide(site)
-    gate = site.script.hold("run")
-    (asking,) = await site.asked(1)
-    await asyncio.to_thread(gate.wait_for_arrival)
+    gate, (asking,) = await site.held(1)
     await site.runtime.placements.plan({}, {})
     while not placement(site).suspended:
         await asyncio.sleep(0)
@@ -378,9 +366,7 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
 
 async def test_closing_waits_for_a_wide_work(site: Site) -> None:
     await go_wide(site)
-    gate = site.script.hold("run")
-    (asking,) = await site.asked(1)
-    await asyncio.to_thread(gate.wait_for_arrival)
+    gate, (asking,) = await site.held(1)
     closing = asyncio.ensure_future(site.controller.close())
     gate.open()
     await asking

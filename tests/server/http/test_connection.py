@@ -118,8 +118,12 @@ class Bench:
             await asyncio.sleep(0)
 
 
-async def test_request_is_answered_in_one_write_and_the_connection_kept() -> None:
-    bench = Bench()
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_request_is_answered_in_one_write_and_the_connection_kept(bench: Bench) -> None:
     bench.answers.let.set()
     for _ in range(2):
         bench.connection.data_received(REQUEST)
@@ -131,8 +135,7 @@ async def test_request_is_answered_in_one_write_and_the_connection_kept() -> Non
     assert repr(bench.connection) == "<HttpConnection reading a head, 0 bytes buffered>"
 
 
-async def test_pipelined_requests_wait_and_reading_pauses_at_the_limit() -> None:
-    bench = Bench()
+async def test_pipelined_requests_wait_and_reading_pauses_at_the_limit(bench: Bench) -> None:
     bench.connection.data_received(REQUEST)
     await bench.settle()
     bench.connection.data_received(REQUEST * (MAX_READ_AHEAD // len(REQUEST) + 1))
@@ -144,8 +147,7 @@ async def test_pipelined_requests_wait_and_reading_pauses_at_the_limit() -> None
     assert bench.answers.bodies[:2] == [b"{}", b"{}"]
 
 
-async def test_disconnect_cancels_the_request_being_answered() -> None:
-    bench = Bench()
+async def test_disconnect_cancels_the_request_being_answered(bench: Bench) -> None:
     bench.connection.data_received(REQUEST)
     await bench.settle()
     bench.connection.connection_lost(None)
@@ -154,8 +156,7 @@ async def test_disconnect_cancels_the_request_being_answered() -> None:
     assert bench.state.connections == set()
 
 
-async def test_disconnect_during_a_body_cancels_the_request() -> None:
-    bench = Bench()
+async def test_disconnect_during_a_body_cancels_the_request(bench: Bench) -> None:
     bench.connection.data_received(REQUEST[:-1])
     await bench.settle()
     bench.connection.connection_lost(ConnectionResetError())
@@ -176,8 +177,7 @@ async def test_shutdown_closes_idle_connections_at_once_and_busy_ones_after_the_
     assert busy.transport.ended
 
 
-async def test_while_the_server_drains_requests_that_have_arrived_are_all_answered() -> None:
-    bench = Bench()
+async def test_while_the_server_drains_requests_that_have_arrived_are_all_answered(bench: Bench) -> None:
     bench.answers.let.set()
     bench.answers.ending = True
     bench.connection.data_received(REQUEST * 3)
@@ -188,8 +188,7 @@ async def test_while_the_server_drains_requests_that_have_arrived_are_all_answer
     assert bench.transport.ended
 
 
-async def test_shutdown_does_not_wait_for_the_rest_of_a_body() -> None:
-    bench = Bench()
+async def test_shutdown_does_not_wait_for_the_rest_of_a_body(bench: Bench) -> None:
     bench.connection.data_received(REQUEST[:-1])
     await bench.settle()
     bench.connection.shutdown()
@@ -205,8 +204,7 @@ async def test_shutdown_does_not_wait_for_the_rest_of_a_body() -> None:
     assert not bench.transport.closed, "nor does it close before it is read"
 
 
-async def test_refuse_does_nothing_without_an_incomplete_body() -> None:
-    bench = Bench()
+async def test_refuse_does_nothing_without_an_incomplete_body(bench: Bench) -> None:
     bench.connection.refuse(Unavailable("the server is draining"))
     bench.connection.data_received(REQUEST)
     bench.connection.refuse(Unavailable("the server is draining"))
@@ -215,8 +213,7 @@ async def test_refuse_does_nothing_without_an_incomplete_body() -> None:
     assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-async def test_idle_connection_is_closed_after_keep_alive() -> None:
-    bench = Bench()
+async def test_idle_connection_is_closed_after_keep_alive(bench: Bench) -> None:
     await pass_time(KEEP_ALIVE)
     assert not bench.transport.closed, "it was opened since the last look"
     bench.connection.data_received(REQUEST)
@@ -419,8 +416,7 @@ async def test_what_is_not_http_is_passed_to_uvicorn_with_all_bytes(data: bytes,
     assert not bench.transport.closed, "uvicorn closes it now"
 
 
-async def test_head_and_body_may_arrive_byte_by_byte() -> None:
-    bench = Bench()
+async def test_head_and_body_may_arrive_byte_by_byte(bench: Bench) -> None:
     bench.answers.let.set()
     for index in range(len(REQUEST)):
         bench.connection.data_received(REQUEST[index : index + 1])
@@ -459,8 +455,7 @@ async def test_invalid_http_is_not_offered_for_handoff() -> None:
     assert bench.transport.written.startswith(b"HTTP/1.1 400 ")
 
 
-async def test_no_request_is_answered_on_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
+async def test_no_request_is_answered_on_a_broken_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[None] = []
 
     def resolve(*_: object) -> Any:
@@ -474,8 +469,7 @@ async def test_no_request_is_answered_on_a_broken_connection(monkeypatch: pytest
     assert len(asked) == 1
 
 
-async def test_pipelined_requests_are_limited_per_event_loop_iteration() -> None:
-    bench = Bench()
+async def test_pipelined_requests_are_limited_per_event_loop_iteration(bench: Bench) -> None:
     bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN + 1))
     assert bench.answers.found == REQUESTS_PER_TURN
     await asyncio.sleep(0)
@@ -560,8 +554,7 @@ async def test_a_stop_of_the_server_answers_in_place_of_a_refusal_that_waits() -
     assert bench.transport.written.count(b"HTTP/1.1") == 1
 
 
-async def test_data_received_while_yielding_is_answered_in_order() -> None:
-    bench = Bench()
+async def test_data_received_while_yielding_is_answered_in_order(bench: Bench) -> None:
     bench.answers.let.set()
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.data_received(REQUEST)
@@ -571,8 +564,7 @@ async def test_data_received_while_yielding_is_answered_in_order() -> None:
     assert bench.transport.written.endswith(b"\r\n\r\nok")
 
 
-async def test_half_close_while_yielding_still_answers_all_requests() -> None:
-    bench = Bench()
+async def test_half_close_while_yielding_still_answers_all_requests(bench: Bench) -> None:
     assert not bench.connection.eof_received()
     bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN))
     assert bench.connection.eof_received()
@@ -592,16 +584,14 @@ async def test_read_ahead_is_limited_while_yielding() -> None:
     assert bench.transport.reading
 
 
-async def test_reading_pauses_while_too_much_is_buffered() -> None:
-    bench = Bench()
+async def test_reading_pauses_while_too_much_is_buffered(bench: Bench) -> None:
     bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 2 * REQUESTS_PER_TURN))
     assert not bench.transport.reading
     await bench.settle()
     assert bench.transport.reading
 
 
-async def test_read_ahead_is_limited_while_writing_is_paused() -> None:
-    bench = Bench()
+async def test_read_ahead_is_limited_while_writing_is_paused(bench: Bench) -> None:
     bench.connection.pause_writing()
     bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 1))
     assert (bench.transport.reading, bench.answers.found) == (False, 0)
@@ -609,8 +599,7 @@ async def test_read_ahead_is_limited_while_writing_is_paused() -> None:
     assert (bench.transport.reading, bench.answers.found) == (True, REQUESTS_PER_TURN)
 
 
-async def test_pause_writing_while_yielding_stops_answers() -> None:
-    bench = Bench()
+async def test_pause_writing_while_yielding_stops_answers(bench: Bench) -> None:
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.pause_writing()
     await bench.settle()
@@ -619,16 +608,14 @@ async def test_pause_writing_while_yielding_stops_answers() -> None:
     assert bench.answers.found == REQUESTS_PER_TURN + 1
 
 
-async def test_resume_writing_while_yielding_gives_no_extra_turn() -> None:
-    bench = Bench()
+async def test_resume_writing_while_yielding_gives_no_extra_turn(bench: Bench) -> None:
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.pause_writing()
     bench.connection.resume_writing()
     assert bench.answers.found == REQUESTS_PER_TURN
 
 
-async def test_shutdown_while_yielding_answers_nothing_more() -> None:
-    bench = Bench()
+async def test_shutdown_while_yielding_answers_nothing_more(bench: Bench) -> None:
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.shutdown()
     await bench.settle()
@@ -668,8 +655,7 @@ async def test_half_close_keeps_the_connection_for_a_cheap_answer_but_not_for_in
 
 
 @pytest.mark.parametrize("change", ["load", "unload"])
-async def test_half_close_during_a_model_change_is_a_disconnect(change: str) -> None:
-    bench = Bench()
+async def test_half_close_during_a_model_change_is_a_disconnect(bench: Bench, change: str) -> None:
     bench.connection.data_received(
         f"POST /v2/repository/models/m/{change} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n".encode()
     )

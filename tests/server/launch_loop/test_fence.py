@@ -175,9 +175,7 @@ def test_a_ticket_for_another_placement_waits_for_those_in_flight_and_all_behind
 ) -> None:
     both, before = bench.watch(), bench.launched()
     bench.neighbours[0].activity.begin()
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0, model=first))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0, model=first))
     models = [then, then, first, then, first, first]
     bench.put(*[bench.ticket(slot, slot, model=model) for slot, model in enumerate(models, 1)])
     bench.wait_until_held()
@@ -190,9 +188,7 @@ def test_a_ticket_for_another_placement_waits_for_those_in_flight_and_all_behind
 def test_a_ticket_that_waits_goes_home_when_the_neighbours_process_ends(bench: Looping) -> None:
     bench.neighbours[0].activity.begin()
     home, narrow = bench.launched()
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0, model=TINY))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0, model=TINY))
     bench.put(bench.ticket(1, 1), bench.ticket(2, 2), bench.ticket(3, 3, deadline=0))
     bench.wait_until_held()
     activity.reset(bench.neighbours[0].descriptor)
@@ -230,9 +226,7 @@ def test_after_suspending_everything_is_at_home_and_after_resuming_narrow_again(
     assert placement
     bench.neighbours[0].activity.begin()
     bench.run(0)
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0), bench.ticket(1, 1))
     placement.suspend()
     gate.open()
     bench.worker.revoke()

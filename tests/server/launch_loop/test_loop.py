@@ -143,9 +143,7 @@ def test_as_many_works_are_in_flight_as_there_are_copy_tables_and_no_more() -> N
         runs.recipe = lambda *given: make(*given)._replace(query=address_of(query))  # type: ignore[method-assign, union-attr]
         bench.worker.serve(bench.endpoint)
         bench.teach()
-        gate = bench.script.hold("run")
-        bench.put(*[bench.ticket(slot, slot) for slot in range(3 * RING)])
-        gate.wait_for_arrival()
+        gate = bench.begin(*[bench.ticket(slot, slot) for slot in range(3 * RING)])
         bench.wait_for_enqueued(RING)
         asked = len(in_flight)
         until = time.monotonic() + PATIENCE
@@ -225,9 +223,7 @@ def test_what_is_in_flight_is_known_while_the_loop_runs(bench: Bench) -> None:
 
 
 def test_abandon_fails_what_is_not_launched_and_lets_the_rest_end(bench: Bench) -> None:
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0))
     bench.worker.abandon(Failure("stopped", "why"))
     bench.put(bench.ticket(1, 1))
     gate.open()
@@ -316,9 +312,7 @@ def test_what_is_revoked_between_two_workers_is_learnt_again(bench: Bench) -> No
 
 
 def test_revoking_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: Bench) -> None:
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0))
     assert bench.worker.runner
     loop, until = bench.worker.runner.session.loop, time.monotonic() + PATIENCE
     assert loop
@@ -478,9 +472,7 @@ def test_a_declined_shape_is_launchable_after_a_revocation(bench: Bench) -> None
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_error_of_the_device_fails_all_that_is_in_flight(bench: Bench, lost: bool) -> None:
     error = DeviceLost("illegal address")
-    gate = bench.script.hold("run")
-    bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
-    gate.wait_for_arrival()
+    gate = bench.begin(*[bench.ticket(slot, slot) for slot in range(3)])
     bench.wait_for_enqueued(3)
     bench.script.fail("run", nth=0, error=error if lost else None)
     bench.script.reached["run"] -= 1

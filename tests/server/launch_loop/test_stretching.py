@@ -155,9 +155,7 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(bench: Lo
 def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
     assert bench.worker.wide
     before = bench.worker.wide.statistics.returns
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0))
     bench.lenders[0].activity.begin()
     gate.open()
     bench.next()

@@ -158,9 +158,7 @@ def test_nothing_runs_on_an_event_loop_of_several_tenants_or_for_a_gpu(shares_in
 
 def test_nothing_runs_while_a_work_is_in_flight(bench: LoopBench) -> None:
     bench.prove(1)
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(1, 7))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(1, 7))
     assert bench.run(1) is None
     gate.open()
     assert bench.answer(bench.next()) == [7]

@@ -182,9 +182,7 @@ def test_models_that_have_left_are_forgotten_and_figures_that_are_not_named_stay
 def test_narrow_works_are_in_flight_together(hosted: bool) -> None:
     with fenced(hosted=hosted) as (bench, _):
         bench.neighbours[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
-        gate.wait_for_arrival()
+        gate = bench.begin(*[bench.ticket(slot, slot) for slot in range(3)])
         bench.script.wait_for("enqueue", 3)
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
@@ -236,9 +234,7 @@ def held() -> Iterator[tuple[Fenced, Gate]]:
     """A work in flight at home, in slot 0, until the gate is opened, and a ticket in slot 1 that waits to go narrow."""
     with fenced() as (bench, _):
         bench.neighbours[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0, model=TINY))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0, model=TINY))
         bench.has_two_threads()
         bench.put(bench.ticket(1, 1, deadline=NEVER))
         bench.wait_for_held()
@@ -261,9 +257,7 @@ def test_abandoning_fails_a_ticket_that_waits_and_a_narrow_work() -> None:
         assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
     with fenced() as (bench, placement):
         bench.neighbours[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
-        gate.wait_for_arrival()
+        bench.begin(bench.ticket(0, 0), bench.ticket(1, 1))
         bench.worker.abandon(Failure("stopped", "why"))
         assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
         assert not placement.running
@@ -294,9 +288,7 @@ def test_suspending_waits_for_narrow_works_and_the_tenant_goes_on_at_home() -> N
     with fenced() as (bench, placement):
         both = never_both(bench)
         bench.neighbours[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0), bench.ticket(1, 1))
         bench.script.wait_for("enqueue", 2)
         bench.has_two_threads()
         left = placement.suspend()
@@ -365,9 +357,7 @@ def test_a_model_that_has_a_narrow_work_in_flight_is_not_exchanged() -> None:
     """It is paged out once nothing of it is in flight anywhere."""
     with fenced() as (bench, _):
         bench.neighbours[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0))
         other, before = bench.engine.bind(bench.partition), bench.worker.executors[HOG]
         assert bench.worker.exchange(HOG, other) is None
         gate.open()
@@ -428,9 +418,7 @@ def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_al
         for number in range(3):
             bench.run(number)
         assert (bench.wide.stream.ran, bench.narrow.stream.ran) == (1, 3)
-        gate = bench.script.hold("run")
-        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
-        gate.wait_for_arrival()
+        gate = bench.begin(*[bench.ticket(slot, slot) for slot in range(3)])
         bench.wait_for_enqueued(bench.script.reached["run"] + 2)
         assert len(bench.narrow.stream.works) == 3, "they follow each other though the last one was wide"
         gate.open()
@@ -442,9 +430,7 @@ def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_al
         assert bench.wide.stream.ran == 1
         assert wide.statistics.why_home()["fenced"] == 3
         bench.know(placement, RATE)
-        gate = bench.script.hold("run")
-        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
-        gate.wait_for_arrival()
+        gate = bench.begin(*[bench.ticket(slot, slot) for slot in range(3)])
         bench.wait_for_enqueued(bench.script.reached["run"] + 2)
         assert len(bench.partition.stream.works) == 3, "they follow each other at home"
         gate.open()

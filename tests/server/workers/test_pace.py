@@ -271,9 +271,7 @@ def test_a_ticket_waits_no_longer_than_until_it_is_due(bench: Paced) -> None:
 
 
 def test_a_work_in_flight_is_completed_while_the_next_ticket_waits(bench: Paced) -> None:
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0))
     bench.use_up()
     bench.put(bench.ticket(1, 1))
     gate.open()
@@ -397,9 +395,7 @@ def test_inputs_and_outputs_count(bench: Paced) -> None:
 def test_the_time_that_a_work_takes_is_not_lost_to_its_tenant(bench: Paced) -> None:
     """Its outputs count from when it began, although their size is known at its end only."""
     bench.neighbour.activity.begin()
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 1))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 1))
     began = time.monotonic_ns()
     while time.monotonic_ns() - began < 20_000_000:
         pass

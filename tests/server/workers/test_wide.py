@@ -110,9 +110,7 @@ def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_lenders_re
 def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -> None:
     with borrower(hosted=hosted) as (bench, placement):
         bench.run_at_home()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0))
         assert bench.lenders[0].activity.is_met()
         bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
         enqueued = bench.script.reached["enqueue"]
@@ -125,9 +123,7 @@ def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -
 def test_a_ticket_beside_works_at_home_stays_there() -> None:
     with borrower() as (bench, placement):
         bench.lenders[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0))
         bench.lenders[0].activity.end()
         bench.put(bench.ticket(1, 1))
         bench.wait_for_enqueued(2)
@@ -143,9 +139,7 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
     with borrower(hosted=hosted) as (bench, placement):
         bench.run_at_home()
         bench.lenders[0].activity.begin()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0))
         bench.lenders[0].activity.end()
         bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
         if not hosted:  # The other thread sees them; it is parked while works are short.
@@ -160,9 +154,7 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
 def test_a_work_that_a_lender_comes_back_to_is_counted_and_not_learnt_from() -> None:
     with borrower() as (bench, placement):
         bench.run_at_home()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0))
         bench.lenders[0].activity.begin()
         bench.lenders[0].activity.end()
         gate.open()
@@ -209,9 +201,7 @@ def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
 def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> None:
     with borrower() as (bench, placement):
         bench.run_at_home()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0))
         at_home = placement.suspend()
         assert not at_home.done()
         gate.open()
@@ -270,9 +260,7 @@ def test_a_ticket_that_waits_to_go_wide_is_started_when_the_wide_partition_is_ta
         bench.worker.executors["home/1#1"] = bench.engine.bind(bench.partition)  # It has none on the wide partition.
         bench.run_at_home()
         bench.run(1)
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0, model="home/1#1"), bench.ticket(1, 1))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0, model="home/1#1"), bench.ticket(1, 1))
         bench.wait_for_held(placement)
         placement.suspend().result(PATIENCE)
         bench.worker.wide = None
@@ -283,9 +271,7 @@ def test_a_ticket_that_waits_to_go_wide_is_started_when_the_wide_partition_is_ta
 def test_halting_waits_for_a_wide_work_and_the_next_worker_starts_what_is_left() -> None:
     with borrower() as (bench, placement):
         bench.run_at_home()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
-        gate.wait_for_arrival()
+        gate = bench.begin(bench.ticket(0, 0), bench.ticket(1, 1))
         halting = bench.worker.stop()
         assert not halting.done()
         gate.open()
@@ -333,9 +319,7 @@ def test_a_device_that_is_lost_during_a_wide_work_is_reported() -> None:
 def test_abandoning_ends_a_wide_work() -> None:
     with borrower() as (bench, placement):
         bench.run_at_home()
-        gate = bench.script.hold("run")
-        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
-        gate.wait_for_arrival()
+        bench.begin(bench.ticket(0, 0), bench.ticket(1, 1))
         bench.worker.abandon(Failure("stopped", "why"))
         assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
         assert not placement.running

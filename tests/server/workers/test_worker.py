@@ -25,7 +25,7 @@ from server.workers.session import Endpoint
 from server.workers.ticket_runner import BUNDLE
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
-from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Script
+from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Gate, Script
 from tests.launchable import LaunchableEngine, LaunchableExecutor, needs_a_compiler
 from tests.memory import open_link
 
@@ -115,6 +115,13 @@ class Bench:
         for ticket in tickets:
             self.link.tickets.write(ticket)
         self.link.tickets.put(tickets)
+
+    def begin(self, *tickets: Ticket, count: int = 1) -> Gate:
+        """Put these, of which those that run do not end before the gate is opened; `count` have been begun."""
+        gate = self.script.hold("run")
+        self.put(*tickets)
+        gate.wait_for_arrival(count)
+        return gate
 
     def rush(self) -> None:
         """Run one inference for each slot, without pauses."""
@@ -257,9 +264,7 @@ def test_threads_that_were_started_early_serve_when_they_are_to_and_end_with_the
 
 def test_a_ticket_that_arrives_while_another_runs_is_enqueued_at_once(either: Bench) -> None:
     bench = either
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 1))
-    gate.wait_for_arrival()  # The worker is inside `wait`.
+    gate = bench.begin(bench.ticket(0, 1))  # The worker is inside `wait`.
     bench.put(bench.ticket(1, 2))
     bench.wait_for_enqueued(2)
     gate.open()
@@ -283,9 +288,7 @@ def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(eit
 
 def test_a_failure_is_reported_while_another_ticket_runs(either: Bench) -> None:
     bench = either
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 1))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 1))
     bench.put(bench.ticket(1, 2, deadline=time.monotonic() - 1))
     assert bench.kind() == "expired"
     gate.open()
@@ -294,9 +297,7 @@ def test_a_failure_is_reported_while_another_ticket_runs(either: Bench) -> None:
 
 def test_a_completion_is_reported_while_the_next_work_runs(either: Bench) -> None:
     bench = either
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 1), bench.ticket(1, 2))
     held = bench.script.hold("run")
     gate.open()
     held.wait_for_arrival()
@@ -358,10 +359,8 @@ def test_shapes_larger_than_their_block_fail_and_nothing_beyond_it_is_read(eithe
 
 
 def test_a_second_ticket_in_a_slot_in_flight_ends_the_worker_as_malformed(bench: Bench) -> None:
-    gate = bench.script.hold("run")
     ticket = bench.ticket(0, 1)
-    bench.put(ticket)
-    gate.wait_for_arrival()
+    gate = bench.begin(ticket)
     bench.put(ticket)
     bench.put(bench.ticket(1, 1))
     bench.wait_for_error()
@@ -418,19 +417,16 @@ def test_a_ticket_whose_deadline_has_passed_is_not_run(either: Bench) -> None:
 
 
 def test_a_ticket_cancelled_while_it_runs_ends_early(bench: Bench) -> None:
-    gate, ticket = bench.script.hold("run"), bench.ticket(0, 1)
-    bench.put(ticket)
-    gate.wait_for_arrival()
+    ticket = bench.ticket(0, 1)
+    bench.begin(ticket)
     bench.worker.cancel(ticket.slot, ticket.serial)
     assert bench.kind() == "cancelled"
 
 
 def test_a_ticket_cancelled_before_it_is_enqueued_is_not_run(either: Bench) -> None:
     bench = either
-    gate = bench.script.hold("run")
     first, second = bench.ticket(0, 1), bench.ticket(1, 2)
-    bench.put(first)
-    gate.wait_for_arrival()
+    gate = bench.begin(first)
     bench.worker.cancel(second.slot, second.serial)
     bench.put(second)
     assert bench.kind() == "cancelled"
@@ -481,9 +477,7 @@ def test_a_cancellation_outlasts_halting_and_serving_again(either: Bench) -> Non
 
 def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker(either: Bench) -> None:
     bench = either
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 0))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 0))
     _, halted = in_a_thread(bench.worker.halt)
     wait_until_stopping(bench.worker)
     bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
@@ -541,9 +535,7 @@ def test_alternating_workers_run_every_ticket_once_and_in_order(hosted: bool) ->
 
 def test_close_finishes_enqueued_tickets(either: Bench) -> None:
     bench = either
-    gate = bench.script.hold("run")
-    bench.put(*(bench.ticket(number, number) for number in range(3)))
-    gate.wait_for_arrival()
+    gate = bench.begin(*(bench.ticket(number, number) for number in range(3)))
     _, closed = in_a_thread(bench.worker.close)
     wait_until_stopping(bench.worker)
     gate.open()
@@ -576,9 +568,7 @@ def test_a_busy_worker_yields_the_gil_only_to_one_that_has_work(bench: Bench) ->
 
 
 def test_no_worker_yields_the_gil_to_one_whose_work_takes_long(bench: Bench) -> None:
-    gate = bench.script.hold("run")
-    bench.put(bench.ticket(0, 1))
-    gate.wait_for_arrival()
+    gate = bench.begin(bench.ticket(0, 1))
     with benched(bench.priorities) as busy:
         busy.worker.serve(busy.endpoint)
         for _ in range(100):

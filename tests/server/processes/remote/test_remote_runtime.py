@@ -38,8 +38,7 @@ GONE = "the device process has ended and is being started again"
 class Process(Recorder):
     """A device process. It answers a method once its gate is open, if it has one."""
 
-    channels: ClassVar[list[Channel]] = []
-    """Those of the supervisor to all of them."""
+    started: ClassVar[list["Process"]] = []
 
     def __init__(self, **gates: asyncio.Event) -> None:
         super().__init__(ToRuntime, ToDeviceProcess, Moves, Models, answers=ANSWERS, gates=gates)
@@ -52,7 +51,7 @@ class Process(Recorder):
         """As the supervisor does."""
         ours, theirs = socket.socketpair()
         self.supervisors = Channel("the device process", runtime.handlers())
-        self.channels.append(self.supervisors)
+        self.started.append(self)
         await self.supervisors.open(ours)
         await self.channel.open(theirs)
         sender, end = descriptors.pair()
@@ -64,6 +63,13 @@ class Process(Recorder):
         self.close()
         await self.supervisors.closed.wait()
         runtime.disconnect(GONE)
+
+    async def replaced(self, runtime: RemoteRuntime, **gates: asyncio.Event) -> "Process":
+        """The next one, which is started once this one has ended."""
+        await self.end(runtime)
+        another = Process(**gates)
+        await another.start(runtime)
+        return another
 
     def close(self) -> None:
         self.channel.close()
@@ -84,9 +90,10 @@ async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
     """One that serves acme on granule 0."""
     runtime = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
     yield runtime
-    for channel in Process.channels:
-        channel.close()
-    Process.channels.clear()
+    for each in Process.started:
+        each.close()
+        each.supervisors.close()
+    Process.started.clear()
 
 
 def model(name: str) -> ModelVersion:
@@ -105,9 +112,15 @@ async def served(runtime: RemoteRuntime) -> Process:
     return process
 
 
-async def test_cancellations_for_a_process_that_does_not_read_take_no_more_and_more_memory(runtime: RemoteRuntime) -> None:
+@pytest.fixture
+async def process(runtime: RemoteRuntime) -> Process:
+    return await served(runtime)
+
+
+async def test_cancellations_for_a_process_that_does_not_read_take_no_more_and_more_memory(
+    process: Process, runtime: RemoteRuntime
+) -> None:
     """An HTTP process that was taken over may send any number of them."""
-    process = await served(runtime)
     for serial in range(200_000):
         runtime.cancel("acme", 0, serial)
     assert process.supervisors.unread < 2 << 20
@@ -116,19 +129,18 @@ async def test_cancellations_for_a_process_that_does_not_read_take_no_more_and_m
             await asyncio.sleep(0)
         runtime.cancel("acme", 1, 7)
         await process.hears("cancel", "acme", 1, 7)
-    process.close()
 
 
 async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
-    runtime: RemoteRuntime, frontend: RemoteFrontend
+    process: Process, runtime: RemoteRuntime
 ) -> None:
     """It has no runtime before it is opened, and no worker before it is started; its models are loaded after that."""
-    await (await served(runtime)).end(runtime)
+    await process.end(runtime)
     gates = {name: asyncio.Event() for name in ("open", "start", "loaded")}
-    process = Process(**gates)
-    starting = asyncio.create_task(process.start(runtime))
+    second = Process(**gates)
+    starting = asyncio.create_task(second.start(runtime))
     for name, gate in gates.items():
-        await process.hears(name)
+        await second.hears(name)
         for call in (
             runtime.models.load("acme", "m"),
             runtime.models.unload("acme", "m"),
@@ -146,9 +158,8 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
         gate.set()
     await starting
     await runtime.resumed(10)
-    assert process.names() == list(gates)
+    assert second.names() == list(gates)
     await runtime.models.load("acme", "m")
-    process.close()
 
 
 async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be_used(runtime: RemoteRuntime) -> None:
@@ -162,8 +173,7 @@ async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be
         await starting
 
 
-async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_load_is_answered_when_the_process_ends(process: Process, runtime: RemoteRuntime) -> None:
     process.gates["load"] = asyncio.Event()
     loading = asyncio.create_task(runtime.models.load("acme", "m"))
     await process.hears("load")
@@ -174,11 +184,11 @@ async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) 
     await process.start(runtime)
     await runtime.resumed(10)
     assert process.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED), "it may be what ended the process"
-    process.close()
 
 
-async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_next_process(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_next_process(
+    process: Process, runtime: RemoteRuntime
+) -> None:
     for reason in ("", "no memory"):
         process.answers["refresh"] = reason
         assert await runtime.models.refresh("acme", "m") == reason
@@ -189,38 +199,31 @@ async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_nex
     await process.start(runtime)
     await runtime.resumed(10)
     assert "refresh" not in process.names()
-    process.close()
 
 
 @pytest.mark.parametrize("ends", ["after prepare", "after halt"])
-async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRuntime, ends: str) -> None:
+async def test_a_move_is_never_continued_by_another_process(process: Process, runtime: RemoteRuntime, ends: str) -> None:
     """It has not prepared the new partitions, and would stay on the old granules while others get them."""
-    process = await served(runtime)
     await runtime.moves.prepare({"acme": (1, 2)})
     if ends == "after halt":
         await runtime.moves.halt()
-    await process.end(runtime)
-    second = Process()
-    await second.start(runtime)
+    second = await process.replaced(runtime)
     await runtime.resumed(10)
     if ends == "after prepare":
         with pytest.raises(Unavailable):
             await runtime.moves.halt()
         await runtime.moves.discard()
         assert second.names() == ["open", "start", "loaded"]
-        second.close()
         return
     await runtime.moves.commit()  # All others have halted as well, so the plan is carried out.
     await asyncio.wait_for(second.supervisors.closed.wait(), 10)
-    await second.end(runtime)
-    third = Process()
-    await third.start(runtime)
+    third = await second.replaced(runtime)
     assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AS_CONFIGURED)
-    third.close()
 
 
-async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forgotten(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forgotten(
+    process: Process, runtime: RemoteRuntime
+) -> None:
     await runtime.moves.prepare({"acme": (1, 2)})
     await runtime.moves.halt()
     await process.end(runtime)
@@ -230,69 +233,54 @@ async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forg
     await runtime.moves.commit()
     with pytest.raises(Unavailable):
         await starting
-    await second.end(runtime)
-    third = Process()
-    await third.start(runtime)
+    third = await second.replaced(runtime)
     assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AS_CONFIGURED)
-    third.close()
 
 
-async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_commit_that_fails_is_made_by_the_next_process(process: Process, runtime: RemoteRuntime) -> None:
     process.answers["commit"] = Failed("a partition cannot be closed")
     await runtime.moves.prepare({"acme": (1,)})
     await runtime.moves.halt()
     await runtime.moves.commit()
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
-    await process.end(runtime)
-    second = Process()
-    await second.start(runtime)
+    second = await process.replaced(runtime)
     assert second.heard[1] == ("start", {"acme": (1,)}, {}, AS_CONFIGURED)
-    second.close()
 
 
-async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_the_next_process_starts_as_a_switch_left_the_tenants(process: Process, runtime: RemoteRuntime) -> None:
     process.answers["switch"] = {"acme": Paused(0.001, True)}
     await runtime.moves.prepare({"acme": (1,)})
     assert await runtime.moves.switch() == {"acme": Paused(0.001, True)}
-    await process.end(runtime)
-    second = Process()
-    await second.start(runtime)
+    second = await process.replaced(runtime)
     assert second.heard[1] == ("start", {"acme": (1,)}, {}, AS_CONFIGURED)
-    second.close()
 
 
-async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_switch_that_work_in_flight_prevents_changes_nothing(process: Process, runtime: RemoteRuntime) -> None:
     process.answers["switch"] = Conflict("tenant acme: an inference has been running for 5 s")
     await runtime.moves.prepare({"acme": (1,)})
     with pytest.raises(Conflict, match="tenant acme"):
         await runtime.moves.switch()
     assert not process.supervisors.closed.is_set()
-    await process.end(runtime)
-    second = Process()
-    await second.start(runtime)
+    second = await process.replaced(runtime)
     assert second.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED)
-    second.close()
 
 
-async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_granules(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_granules(
+    process: Process, runtime: RemoteRuntime
+) -> None:
     process.answers["switch"] = Failed("a partition cannot be closed")
     await runtime.moves.prepare({"acme": (1,)})
     with pytest.raises(Failed, match="a partition cannot be closed"):
         await runtime.moves.switch()
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
-    await process.end(runtime)
-    second = Process()
-    await second.start(runtime)
+    second = await process.replaced(runtime)
     assert second.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED)
-    second.close()
 
 
-async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: RemoteRuntime, frontend: RemoteFrontend) -> None:
-    await (await served(runtime)).end(runtime)
+async def test_a_tenant_that_the_new_process_suspends_stays_suspended(
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend
+) -> None:
+    await process.end(runtime)
     second = Process(start=asyncio.Event(), loaded=asyncio.Event())
     starting = asyncio.create_task(second.start(runtime))
     await second.hears("start")
@@ -309,18 +297,14 @@ async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: R
     second.gates["loaded"].set()
     await runtime.resumed(10)
     assert frontend.refusing == "its worker failed again"
-    await second.end(runtime)
-    third = Process()
-    await third.start(runtime)
+    await second.replaced(runtime)
     await runtime.resumed(10)
     assert frontend.refusing == "", "the process with that worker has ended"
-    third.close()
 
 
 async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an_answer(
-    runtime: RemoteRuntime, frontend: RemoteFrontend
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend
 ) -> None:
-    process = await served(runtime)
     await process.end(runtime)
     assert frontend.refusing == GONE
     second = Process(loaded=asyncio.Event())
@@ -329,48 +313,38 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     second.close()
     await runtime.resumed(10)  # Before the supervisor notices: it may be waiting for something else of this process.
     assert runtime.away
-    await second.end(runtime)
-    third = Process()
-    await third.start(runtime)
+    await second.replaced(runtime)
     await runtime.resumed(10)
     assert (frontend.refusing, runtime.processes) == ("", 3)
-    third.close()
 
 
 async def test_the_log_says_how_long_a_tenant_was_away_and_what_took_the_time(
-    runtime: RemoteRuntime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    process: Process, runtime: RemoteRuntime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
     now = iter((100.0, 100.25, 101.25, 101.5, 103.5))
-    process = await served(runtime)
     monkeypatch.setattr(remote_runtime, "monotonic", lambda: next(now))
-    await process.end(runtime)
-    second = Process()
-    await second.start(runtime)
+    await process.replaced(runtime)
     await runtime.resumed(10)
     again = "the device process serves again: acme; 3.50 s after the last one ended"
     assert f"{again} (0.25 to start, 1.00 for the device, 0.25 for partitions, 2.00 for models)" in caplog.messages
-    second.close()
 
 
 @pytest.mark.parametrize("error", [Conflict("no"), Failed("KeyError: 'acme'")])
 async def test_tenants_are_served_again_though_not_all_is_as_before(
-    runtime: RemoteRuntime, frontend: RemoteFrontend, error: RequestError
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend, error: RequestError
 ) -> None:
-    process = await served(runtime)
     await process.end(runtime)
     second = Process()
     second.answers["loaded"] = error
     await second.start(runtime)
     await runtime.resumed(10)
     assert frontend.refusing == ""
-    second.close()
 
 
 async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_may_still_call_it(
-    runtime: RemoteRuntime, frontend: RemoteFrontend
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend
 ) -> None:
-    process = await served(runtime)
     for name in ("a", "b", "c"):
         await process.acme.publish(name, [model(name)], [])
     await runtime.models.unload("acme", "c")
@@ -387,33 +361,28 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
     for name in ("a", "b"):
         await second.acme.publish(name, [model(name)], [])
     assert [name for name, *_ in clients.of("publish")] == ["a"]
-    for each in (clients, channel, second):
+    for each in (clients, channel):
         each.close()
 
 
 async def test_a_model_that_the_new_process_does_not_find_is_not_served(
-    runtime: RemoteRuntime, frontend: RemoteFrontend
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend
 ) -> None:
     """Its requests would name a model of the process that has ended."""
-    process = await served(runtime)
     for name in ("kept", "removed"):
         await process.acme.publish(name, [model(name)], [])
     assert names(frontend) == {"kept", "removed"}
-    await process.end(runtime)
-    second = Process(loaded=asyncio.Event())
-    await second.start(runtime)
+    second = await process.replaced(runtime, loaded=asyncio.Event())
     await second.acme.publish("kept", [model("kept")], [])
     second.gates["loaded"].set()
     await runtime.resumed(10)
     assert names(frontend) == {"kept"}
-    second.close()
 
 
 async def test_a_tenant_that_stays_as_its_process_ends_is_served_what_the_next_process_has(
-    runtime: RemoteRuntime, frontend: RemoteFrontend
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend
 ) -> None:
     """A move to another device that fails just then: what was served there is no model of the next process."""
-    process = await served(runtime)
     for name in ("kept", "removed", "listed no more"):
         await process.acme.publish(name, [model(name)], [])
     granules, _ = runtime.handover.leave("acme")
@@ -429,41 +398,32 @@ async def test_a_tenant_that_stays_as_its_process_ends_is_served_what_the_next_p
     second.gates["loaded"].set()
     await runtime.resumed(10)
     assert names(frontend) == {"kept"}
-    second.close()
 
 
 async def test_a_process_that_was_started_without_a_tenant_that_has_come_is_replaced(
-    runtime: RemoteRuntime, frontend: RemoteFrontend
+    process: Process, runtime: RemoteRuntime, frontend: RemoteFrontend
 ) -> None:
     """Another device's tenant that comes, or one that was to leave and stays, as the process before has ended."""
-    process = await served(runtime)
     granules, _ = runtime.handover.leave("acme")
-    await process.end(runtime)
-    second = Process(loaded=asyncio.Event())
-    await second.start(runtime)
+    second = await process.replaced(runtime, loaded=asyncio.Event())
     assert second.heard[1] == ("start", {}, {}, AS_CONFIGURED)
     runtime.handover.stay("acme", granules)
     assert frontend.refusing == GONE
     await asyncio.wait_for(second.supervisors.closed.wait(), 10)
-    await second.end(runtime)
-    third = Process()
-    await third.start(runtime)
+    third = await second.replaced(runtime)
     assert third.heard[1] == ("start", {"acme": granules}, {}, AS_CONFIGURED)
     assert frontend.refusing == ""
-    third.close()
 
 
-async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRuntime) -> None:
-    process = await served(runtime)
+async def test_a_process_that_cannot_change_a_link_is_replaced(process: Process, runtime: RemoteRuntime) -> None:
     process.answers["replace_link"] = OSError("no descriptors")
     await runtime.handover.replace_link("acme")
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
-    process.close()
 
 
-async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_do_not_wait_for_a_process_that_hangs(
+    process: Process, runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.processes.remote.http_processes.REPORT_TIMEOUT", 0.01)
-    process = await served(runtime)
     process.gates["executions"] = asyncio.Event()
     assert await asyncio.wait_for(runtime.models.executions(), 10) == []
-    process.close()
