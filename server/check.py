@@ -215,6 +215,8 @@ class _Check:
 
     def _known(self) -> list[str] | None:
         """The names of the models in the repository; None if it cannot be read."""
+        if self._config.models.remote and any(line.startswith("models.repository: ") for line in self._found.wrong):
+            return None  # Nothing was copied, which says nothing of what is there.
         try:
             known = self._repository.names()
         except OSError as error:

@@ -27,6 +27,7 @@ LIMIT = 300.0
 COPIES, STATE, LOCK = ".copies", ".state.json", ".lock"
 _IDENTITIES = ("ETag", "etag", "md5Hash", "generation", "blob_id", "LastModified", "mtime", "updated", "created")
 """Fields that identify a file's content or version, the most reliable first. The first that a file has is compared."""
+_EXTRA = "install greenlane[remote] (in a checkout: scripts/install remote)"
 _HINTS = {
     "s3": "credentials as for AWS's command line (AWS_PROFILE, AWS_ACCESS_KEY_ID), and AWS_ENDPOINT_URL for another service",
     "gs": "credentials as for Google's libraries (GOOGLE_APPLICATION_CREDENTIALS)",
@@ -309,9 +310,9 @@ def _why(error: Exception) -> str:
 def _explained(url: str, error: Exception) -> str:
     """What is wrong, and what to do."""
     if isinstance(error, ModuleNotFoundError) and error.name == "fsspec":
-        return f"{url} cannot be read without fsspec: pip install 'greenlane[remote]'"
+        return f"{url} cannot be read without fsspec; {_EXTRA}"
     if isinstance(error, ImportError | ValueError):  # The library for this scheme is missing, or there is none.
-        return f"{url} cannot be read: {_why(error)}; greenlane[remote] has what s3://, gs:// and hf:// need"
+        return f"{url} cannot be read: {_why(error)}; for s3://, gs:// and hf:// {_EXTRA}"
     return f"{url} cannot be read: {_why(error)}{_advice(url, 'the address')}"
 
 

@@ -11,6 +11,7 @@ import pytest
 from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from partitions.base import Bandwidth
+from server import app
 from server.check import check
 from server.check_lines import execution_line
 from server.config.file import load
@@ -369,6 +370,18 @@ def test_mistakes_in_the_file_are_announced_before_what_is_tried_and_stand_last(
     ]
     assert checked.check(("strict_readines", "hsot = '::1'\nstrict_readines")) == 2
     assert checked.out[0].startswith("greenlane.toml has 2 mistakes (below), ")
+
+
+def test_nothing_is_said_of_the_models_of_a_repository_that_cannot_be_read(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    path = folder / "greenlane.toml"
+    path.write_text(path.read_text().replace('"models"', '"nothing://bucket"'))
+    assert check(str(path), on_cpu, app.configuration) == 2
+    title, line = capsys.readouterr().err.splitlines()
+    assert title == "greenlane: the configuration cannot be served:"
+    assert line.startswith("  models.repository: nothing://bucket cannot be read: Protocol not known: nothing; ")
 
 
 def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(checked: Checked) -> None:

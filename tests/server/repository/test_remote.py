@@ -196,7 +196,11 @@ def test_no_path_leads_out_of_the_copy(bucket: Bucket, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("nothing://bucket", "nothing://bucket cannot be read: Protocol not known: nothing; greenlane[remote] has what"),
+        (
+            "nothing://bucket",
+            "nothing://bucket cannot be read: Protocol not known: nothing; for s3://, gs:// "
+            "and hf:// install greenlane[remote] (in a checkout: scripts/install remote)",
+        ),
         ("file:///nowhere/models", "file:///nowhere/models cannot be read: there is no model; expected MODEL/1/model.onnx"),
     ],
 )
