@@ -5,6 +5,7 @@ Tensors are passed as addresses, so that the same call works for memory shared w
 on the GPU.
 """
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from partitions import Partition
 
 from .arrays import view_array
 from .datatypes import DataType
-from .errors import TensorMismatch
+from .errors import Cancelled, TensorMismatch
 from .memory import view
 from .signature import ALIGNMENT, Shape, Signature, TensorSpec
 from .streams import selected
@@ -152,6 +153,24 @@ class Work(Protocol):
 
     def cancel(self) -> None:
         """Ask it to end early. Does not block. The memory is in use until `wait` returns."""
+
+
+def wait_within(work: Work, seconds: float | None) -> Sequence[Tensor]:
+    """The outputs of a work that no request asks for; after so many seconds it is cancelled. None: there is no limit.
+
+    Blocks. Raises as `Work.wait` does, Cancelled with how long it took.
+    """
+    if seconds is None:
+        return work.wait()
+    timer = threading.Timer(seconds, work.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        return work.wait()
+    except Cancelled as error:
+        raise Cancelled(f"it had not ended after {seconds:g} s, and was stopped") from error
+    finally:
+        timer.cancel()
 
 
 class Executor(Protocol):

@@ -57,6 +57,7 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
         "profile": "a profile's number from 0",
         "weight_streaming_budget": "a number of bytes from 0",
         "memory_limit": "a number of bytes from 0",
+        "trial_limit": "a number of seconds from 0",
     }
 )
 
@@ -68,6 +69,7 @@ ONNX_RUNTIMES = (
     "memory_arena",
     "memory_pattern",
     "memory_limit",
+    "trial_limit",
 )
 """The fields of RuntimeSettings that only ONNX Runtime has."""
 
@@ -151,6 +153,8 @@ class RuntimeSettings:
       that it has used, and plans the memory of a run.
     - `memory_limit`: bytes that the outputs of a run may have if the data decides their sizes (`Expand`, `NonZero`), which
       ONNX Runtime knows only when it takes the memory. The other tensors of the run may take as much again. None: no limit.
+    - `trial_limit`: seconds that a run may take which no request asks for, as a warm-up: a model may never end for zeros. None:
+      no limit.
     """
 
     graphs: str = "on"
@@ -173,6 +177,7 @@ class RuntimeSettings:
     memory_arena: bool = True
     memory_pattern: bool = True
     memory_limit: int | None = None
+    trial_limit: int | None = None
     loop: Loop | None = None
     verify: str = "on"
 

@@ -45,6 +45,12 @@ latch (int64[1] released, int64 most) => (int64 turns)
 """
 """Loops until the memory of `released` is not 0, or `most` times; its output is the number of iterations."""
 
+ENDLESS = """endless (float[n] x) => (float[n] y) <bool go = {1}, int64 turns = {9000000000000000000}> {
+  y = Loop(turns, go, x) <body = turn (int64 index, bool going, float[n] before) => (bool again, float[n] after)
+  { again = Identity(going) after = Tanh(before) }>
+}"""
+"""Runs for as long as it is let."""
+
 
 def classifier(*dims: int | str) -> bytes:
     """A mean over height and width: `x` has these dimensions and `y` the first two, as Paddle exports a classifier."""

@@ -18,9 +18,9 @@ import onnxruntime as ort
 from partitions import Partition
 from partitions.cpu import CpuPartition
 
-from ..base import NO_ROOM, Room, Tensor, check_tensors
+from ..base import NO_ROOM, Room, Tensor, check_tensors, wait_within
 from ..datatypes import DATATYPES
-from ..errors import ExecutionFailed, ModelRefused, OutputsTooLarge, TensorMismatch
+from ..errors import Cancelled, ExecutionFailed, ModelRefused, OutputsTooLarge, TensorMismatch
 from ..memo import Memo
 from ..memory import SMALL
 from ..settings import RuntimeSettings, overridden
@@ -71,6 +71,8 @@ class OnnxEngine:
         self._model = model
         self._session_bytes: int | None = None
         self._warned = False
+        self.endless = False
+        """Whether a warm-up was stopped: none is begun again."""
 
     def __repr__(self) -> str:
         return f"<OnnxEngine {self.path.name} {self.signature!r}>"
@@ -125,13 +127,15 @@ class OnnxEngine:
         return [] if self._warned else list(self.warm_up)
 
     def _warm_up(self, executor: "OnnxExecutor") -> None:
-        """A model may refuse these shapes and values, so a failure is only logged."""
+        """A model may refuse these shapes and values, or never end for them, so a failure is only logged."""
         shapes: tuple[Shape, ...] = ()
+        limit = self.settings.trial_limit
         try:
-            for shapes in self.warm_up:
-                if not _nbytes(executor.enqueue(self.blank(shapes)).wait()):
-                    executor.enqueue(self.blank(shapes, 1)).wait()  # A session never frees its first allocation.
-        except ExecutionFailed as error:
+            for shapes in () if self.endless else self.warm_up:
+                if not _nbytes(wait_within(executor.enqueue(self.blank(shapes)), limit)):
+                    wait_within(executor.enqueue(self.blank(shapes, 1)), limit)  # A session never frees its first allocation.
+        except (ExecutionFailed, Cancelled) as error:
+            self.endless = isinstance(error, Cancelled)
             if self._warned:  # Once for all partitions.
                 return
             self._warned = True
@@ -241,7 +245,7 @@ class OnnxExecutor:
         if time.monotonic() - self._large < after or not self.engine.settings.memory_arena:
             return
         self._large, self._shrinks = math.inf, True
-        if idle and not self._closed:
+        if idle and not self._closed and not self.engine.endless:
             candidates = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
             with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is freed nevertheless.
                 smallest = min(candidates, key=_nbytes)

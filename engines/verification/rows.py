@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..base import Executor, Tensor
+from ..base import Executor, Tensor, wait_within
 from ..errors import EngineError
 from ..memory import view
 from ..signature import Shape, Signature, TensorSpec
@@ -32,15 +32,16 @@ class Answering(Executor, Protocol):
         """Run one inference and return copies of its outputs. Blocks. Raises EngineError."""
 
 
-def run_on(executor: Executor, inputs: Sequence[Array]) -> list[Array]:
+def run_on(executor: Executor, inputs: Sequence[Array], seconds: float | None = None) -> list[Array]:
     """Run one inference, or the first part of an answer, and return copies of its outputs. Blocks. Raises EngineError.
 
-    Call it on a thread that is attached to the executor's partition.
+    It is stopped after so many seconds, where that is not None, and where the library can do that. Call it on a thread that is
+    attached to the executor's partition.
     """
     asked: Run | None = getattr(executor, "answer", None)
     if asked is not None:
         return asked(inputs)
-    outputs = executor.enqueue([Tensor.of(each) for each in inputs]).wait()
+    outputs = wait_within(executor.enqueue([Tensor.of(each) for each in inputs]), seconds)
     specs = executor.engine.signature.outputs
     return [_array(spec, tensor) for spec, tensor in zip(specs, outputs, strict=True)]
 

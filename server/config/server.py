@@ -129,7 +129,7 @@ class ServerConfig(Section, frozen=True):
     )
     max_execution: Duration = Field(
         default=300.0,
-        description='Longest run of one inference on the device; "0s": no limit. On a CPU it is stopped with 504. '
+        description='Longest run of one inference, or warm-up, on the device; "0s": no limit. On a CPU it is stopped with 504. '
         "What cannot be stopped, as on a GPU: five seconds later its tenant is refused with 503 until it ends, and a "
         "process that serves no other tenant (as under MPS) is replaced.",
     )

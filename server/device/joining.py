@@ -55,6 +55,8 @@ def look(executor: Executor, partition: Partition, signature: Signature, setting
     `signature` is the model's with its largest batch, `onnx` its file, if it has one: that says which integers it takes and
     how precise it is.
     """
+    if getattr(executor.engine, "endless", False):
+        return Rows(unknown="its warm-up did not end")
     data = b""
     try:
         if onnx:
@@ -68,7 +70,7 @@ def look(executor: Executor, partition: Partition, signature: Signature, setting
     if not onnx and partition.host_cores is None:  # An index may be made of floats, and a GPU does not check it.
         bounds = {spec.name: 1 for spec in signature.inputs if spec.datatype.kind == "float"}
     found = Rows(unknown="there are no shapes to try it with")
-    run = partial(run_on, executor)
+    run = partial(run_on, executor, seconds=settings.trial_limit)
     for shapes in _tries(executor, signature, settings):
         found = Rows(*partition.run(partial(dependence, run, signature, shapes, precision, bounds)))
         if not found.unknown:

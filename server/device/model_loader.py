@@ -29,6 +29,7 @@ from engines import (
     load_engine,
     unsupported,
 )
+from engines.base import wait_within
 from engines.settings import Sample
 from engines.verification.rows import stop_padding
 from partitions import Device, DeviceLost, Partition
@@ -375,7 +376,7 @@ class ModelLoader:
         too_large = fit(outer, tenant) if tenant else ""
         executor = engine.bind(partition)
         if file.text and not file.config.steps:
-            loaded.warnings.extend(_try_texts(file, outer, executor))
+            loaded.warnings.extend(_try_texts(file, outer, executor, resolved.settings.trial_limit))
         how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
         try:
             if learnt and (make_ready := getattr(executor, "make_ready", None)) is not None:
@@ -477,8 +478,9 @@ class ModelLoader:
         return StepModel(served, model.engines[served.key])
 
 
-def _try_texts(file: ModelFile, signature: Signature, executor: Executor) -> list[str]:
-    """Run the longest text that requests may have, where only the model knows whether it takes that: lines for the log.
+def _try_texts(file: ModelFile, signature: Signature, executor: Executor, seconds: int | None) -> list[str]:
+    """Run the longest text that requests may have, for so many seconds, where only the model knows whether it takes that: lines
+    for the log.
 
     Above `_MOST_TRIED` tokens the number of positions in the model's config.json is believed, as a run takes long. Raises
     ModelRefused; the executor is closed then.
@@ -497,7 +499,7 @@ def _try_texts(file: ModelFile, signature: Signature, executor: Executor) -> lis
     longest = encoder.longest()
     inputs = [Tensor.of(array) for array in longest.arrays]
     try:
-        executor.enqueue(inputs).wait()
+        wait_within(executor.enqueue(inputs), seconds)
     except EngineError as error:
         executor.close()
         raise ModelRefused(
@@ -533,13 +535,13 @@ def open_model_loader(
 
     `read` replaces the libraries that load engines; `builds` builds ONNX files for them. `tenants` are those of this process,
     by default all. On a CPU outputs whose size the data decides may take the largest memory of these: what is over a tenant's
-    own is refused after the run.
+    own is refused after the run. There a warm-up may take as long as the longest inference of these.
     """
     base = default_settings(config.device)
     here = config.tenants if tenants is None else tenants
     served = [config.tenants[name].memory for name in here]
     if served and (device is None or device.kind == "cpu"):
-        base = base.merge(memory_limit=max(served))
+        base = base.merge(memory_limit=max(served), trial_limit=_trial_limit(config, here))
     return ModelLoader(
         Repository(config.models.repository, config.models.options, config.source, config.models.python),
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
@@ -549,6 +551,11 @@ def open_model_loader(
         device.loads if device else None,
         making_of(device, builds, len(here) / max(1, len(config.tenants))) if device and builds and not read else None,
     )
+
+
+def _trial_limit(config: Config, tenants: Iterable[str]) -> int | None:
+    limits = [config.execution_limit(name)[0] for name in tenants]
+    return math.ceil(max(limits)) if all(limits) else None
 
 
 def _nbytes(sample: Sample, signature: Signature) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.models import ENDLESS
+
 from . import repository
 from .fixtures import WAYS, served_as
 from .harness import configuration, cores, serving
@@ -41,6 +43,20 @@ def test_a_strict_server_is_ready_once_the_broken_model_is_repaired_or_unloaded(
     until(lambda: http.get("/v2/health/ready").status_code == 503)
     assert http.post("/v2/repository/models/new/unload").status_code == 200
     until(lambda: http.get("/v2/health/ready").status_code == 200)
+
+
+def test_a_model_whose_warm_up_does_not_end_keeps_no_server_from_ready(tmp_path: Path) -> None:
+    """It kept its tenant's models from being loaded, and all tenants out of a load balancer, without a line in the log."""
+    root = tmp_path / "models"
+    for name, text in (("endless", ENDLESS), ("identity", repository.IDENTITY)):
+        repository.write(root, name, text)
+    with running(configure(tmp_path / "c.toml", root, tenant("acme"), max_execution='"1s"')) as server, client(server) as http:
+        server.wait_for_log("ready: acme is served endless 1 and identity 1")
+        server.wait_for_log("it had not ended after 1 s, and was stopped")
+        assert http.get("/v2/health/ready").status_code == 200
+        assert infer(http, "identity", SMALL).status_code == 200
+        answer = infer(http, "endless", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
+        assert answer.status_code == 504
 
 
 def test_a_tenant_without_any_model_is_not_ready_for_itself_and_takes_no_other_out_of_service(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ EVERYTHING = {
     "memory_arena": False,
     "memory_pattern": False,
     "memory_limit": 1,
+    "trial_limit": 1,
 }
 """Every setting that needs support by the library, changed from its default."""
 
@@ -56,6 +57,7 @@ def test_the_defaults_are_those_for_serving() -> None:
         ("weight_streaming_budget", True, "bytes from 0"),
         ("weight_streaming_budget", "1GiB", "bytes from 0"),
         ("memory_limit", -1, "bytes from 0"),
+        ("trial_limit", -1, "seconds from 0"),
         *(
             ("warm_up", value, "'usual', or a tuple of batch sizes")
             for value in ("all", (), [1], (0,), (True,), (((),),), None)

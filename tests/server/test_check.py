@@ -636,7 +636,8 @@ def test_models_are_tried_as_they_would_be_served(checked: Checked, monkeypatch:
 
     monkeypatch.setattr("server.device.model_loader.load_engine", remember)
     assert checked.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0
-    assert tried == [RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True, memory_limit=512 << 20)]
+    limits = {"memory_limit": 512 << 20, "trial_limit": 300}
+    assert tried == [RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True, **limits)]
 
 
 ENSEMBLE = """

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from engines import (
     DATATYPES,
+    Cancelled,
     Engine,
     ExecutionFailed,
     Executor,
@@ -750,6 +751,21 @@ def test_a_warm_up_that_fails_is_only_a_warning(
     (record,) = caplog.records
     assert "0.onnx: warm-up with zeros (x [1]) failed, so the first request pays for it: " in record.getMessage()
     assert "idx=-5" in record.getMessage()
+
+
+def test_a_warm_up_that_does_not_end_is_stopped_and_not_begun_again(
+    load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = load(models.ENDLESS, RuntimeSettings(trial_limit=1))
+    with closing(engine.bind(partition)) as executor, closing(engine.bind(partition)):
+        assert executor.describe()["shapes"] == []
+        executor.trim(0, idle=True)
+        work = executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
+        work.cancel()
+        with pytest.raises(Cancelled):
+            work.wait()
+    (record,) = caplog.records
+    assert record.getMessage().endswith("the first request pays for it: it had not ended after 1 s, and was stopped")
 
 
 def test_a_run_does_not_change_its_caller_s_cores(load: Loader, partition: CpuPartition) -> None:

@@ -1,20 +1,21 @@
 """Rows that depend on each other are found by running two alone and together."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Signature, TensorSpec, load_engine
+from engines import DATATYPES, RuntimeSettings, Signature, TensorSpec, load_engine
 from engines.model_files.onnx_file import index_bounds
 from engines.verification import rows
 from engines.verification.rows import dependence, run_on
 from engines.verification.rule import numbers
 from engines.verification.samples import draw
 from partitions.cpu import CpuPartition
-from tests.models import save
+from tests.models import ENDLESS, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -233,3 +234,12 @@ def test_no_drawn_float_is_rounded_up_to_its_bound(kind: str, bound: int) -> Non
     spec = TensorSpec("x", DATATYPES[kind], ("n",))
     (drawn,) = draw([spec], [(1 << 20,)], {"x": bound})
     assert 0 <= numbers(spec.datatype, drawn).min() <= numbers(spec.datatype, drawn).max() < bound
+
+
+def test_a_run_that_does_not_end_is_stopped(tmp_path: Path, partition: CpuPartition) -> None:
+    spinning = ENDLESS.replace("float[n]", "float[n, 4]")
+    engine = load_engine(save(tmp_path / "model.onnx", spinning), settings=RuntimeSettings(trial_limit=1))
+    executor = engine.bind(partition)
+    found = dependence(partial(run_on, executor, seconds=0.1), engine.signature, [(1, 4)], "float", {})
+    assert found == ("", "it had not ended after 0.1 s, and was stopped")
+    executor.close()
