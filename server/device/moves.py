@@ -72,13 +72,13 @@ class PartitionMoves:
                     with self._manager.device.loads.hurrying():
                         await hold(lock, name, self._max_pause)
                     locks.callback(lock.release)
-            taken = {name: each for name in move.movers if (each := self._placements.of(name).take(move.after[name]))}
+            taken = {name: each for name in move.movers if (each := self._placements.of(name).ladder.take(move.after[name]))}
             rest = Move(before, {**before, **{name: move.after[name] for name in move.movers if name not in taken}})
             try:
                 placed = {**(await asyncio.to_thread(self._place, rest) if rest.movers else {}), **taken}
             except BaseException:
                 for name, placement in taken.items():
-                    self._placements.of(name).put(placement)
+                    self._placements.of(name).ladder.put(placement)
                 raise
             prepared = {name: self._make_worker(name, placement) for name, placement in placed.items()}
             with suppress(RuntimeError):  # There can be no more threads; when it is to serve, a worker tries again.
@@ -116,7 +116,7 @@ class PartitionMoves:
             for name in taken:
                 old = before.pop(name)
                 await asyncio.to_thread(old.retire)
-                self._placements.of(name).switched(old.home, prepared[name].partition.granules)
+                self._placements.of(name).ladder.switched(old.home, prepared[name].partition.granules)
         finally:
             await self._end(before.values())
         return pauses
@@ -134,7 +134,7 @@ class PartitionMoves:
         for name in taken:
             worker = prepared.pop(name)
             await asyncio.to_thread(worker.retire)
-            self._placements.of(name).put(worker.home)
+            self._placements.of(name).ladder.put(worker.home)
         await self._end(prepared.values())
 
     def _resume(self) -> None:

@@ -298,7 +298,7 @@ class Pager:
         config, until = self._tenants[tenant], time.monotonic() + PATIENCE
         busy: set[ModelKey] = set()
         while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
-            if await self._placements.of(tenant).give_way(over):
+            if await self._placements.of(tenant).ladder.give_way(over):
                 continue
             residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:

@@ -7,9 +7,11 @@ All are made in one way: a partition, and on it an alternate of each executor at
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from engines import Executor
+from engines.memory import added
 from engines.thread_priority import lower_priority
 from partitions import Device
 from partitions.plan import Granules
@@ -18,14 +20,103 @@ from ..control.descriptions import Beside, ReadyShare
 from ..control.fence import Fence
 from ..control.stretch import Wide
 from ..errors import Conflict
+from ..link.messages import ModelKey
 from ..workers.pace import Pace
 from ..workers.worker import Worker
-from .side import Means
+from .side import Means, Role
+from .tenant_fence import TenantFence
+from .tenant_ladder import TenantLadder
 from .tenant_locks import TenantLocks
-from .tenant_placements import TenantPlacements
+from .tenant_stretch import TenantStretch
 
 LOOK = 5.0
 """Seconds between two looks at which models take too long to go wide."""
+
+
+class TenantPlacements:
+    """What one tenant has beside its home, in each role: made as planned, in the background. Belongs to the event loop.
+
+    Executors are made one at a time, each with the tenant's locks, so a move or a load waits for one at most.
+    """
+
+    def __init__(self, name: str, means: Means) -> None:
+        self.fence = TenantFence(name, means)
+        self.stretch = TenantStretch(name, means)
+        self.ladder = TenantLadder(name, means)
+        self._roles: tuple[Role, ...] = self.fence, self.stretch, self.ladder
+        """In the order in which they are made."""
+        self._name = name
+        self._means = means
+        self._making: asyncio.Task[None] | None = None
+        self._again = False
+        self._later: asyncio.TimerHandle | None = None
+
+    def plan(self, wide: Wide | None, fence: Fence | None) -> None:
+        """Have the placements of these plans, or none. Does not wait."""
+        changed = self.stretch.set(wide), self.fence.set(fence)
+        if any(changed):
+            self.follow()
+
+    def hold(self, wanted: Iterable[Granules]) -> None:
+        """Be ready for moves to each of these granules; what else is ready is closed. Does not wait."""
+        self.ladder.set(wanted)
+        self.follow()
+
+    def follow(self) -> None:
+        """The tenant's models have changed: make those ready that are not. Does not wait."""
+        self._again = True
+        if self._making is None and any(role.needed for role in self._roles):
+            self._making = asyncio.create_task(self._make())
+            self._making.add_done_callback(self._made)
+
+    async def settled(self) -> None:
+        """Wait until all is made, or cannot be."""
+        while self._making:
+            await asyncio.wait({self._making})
+
+    def leave(self, keys: Iterable[ModelKey]) -> list[Executor]:
+        """These models leave: their executors, for the caller to close. With either of the tenant's locks held."""
+        others = [each for role in self._roles for each in role.placements]
+        return [each.executors.pop(key) for key in keys for each in others if key in each.executors]
+
+    def adds(self, key: ModelKey) -> dict[str, int]:
+        """The memory that a model takes because it is ready elsewhere, too. Any thread."""
+        return added(role.adds(each, key) for role in self._roles for each in role.placements)
+
+    async def close(self) -> None:
+        """Close what is ready; the worker closes the rest. With the tenant's locks held, and nothing in flight."""
+        self.fence.set(None)
+        self.stretch.set(None)
+        if self._making:
+            self._making.cancel()
+        if self._later:
+            self._later.cancel()
+        await self.ladder.close()
+
+    def state(self) -> Beside:
+        """What there is now."""
+        return Beside(self.stretch.state(), self.fence.state(), self.ladder.state())
+
+    def _made(self, task: "asyncio.Task[None]") -> None:
+        self._making = None
+        if any(role.late for role in self._roles) and not task.cancelled():
+            self._later = asyncio.get_running_loop().call_later(self._means.max_pause, self.follow)
+        if not task.cancelled() and (error := task.exception()):
+            text = "what %s has beside its share is not made any further: %s"
+            self.ladder.log.error(text, self._name, error, exc_info=error)
+
+    async def _make(self) -> None:
+        """Make what each role lacks; before the ladder goes on, what the others lack by now."""
+        while self._again:
+            self._again = False
+            for role in self._roles:
+                while await self._step(role) and not (role is self.ladder and self._again):
+                    pass
+
+    async def _step(self, role: Role) -> bool:
+        """Make one thing, with the tenant's locks; whether there was one to make."""
+        async with self._means.locks.both(self._name):
+            return (worker := self._means.workers.get(self._name)) is not None and await role.make(worker)
 
 
 class Placements:

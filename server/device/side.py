@@ -1,27 +1,30 @@
-"""What one tenant has beside its home in one role, wide or narrow: its placement is made as planned, used, and taken away."""
+"""What one tenant has beside its home in one role: its placements, and how models get ready there.
+
+A `Side`, wide or narrow, has one placement: it is made as planned, used, and taken away.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from logging import Logger
 from typing import ClassVar, Generic, TypeVar
 
+from engines import EngineError, Executor
 from partitions import Device, Partition, PartitionError
 
 from ..control.fence import Fence
 from ..control.stretch import Wide
 from ..link.messages import ModelKey, label_of
-from ..workers.placement import Placement, SidePlacement
+from ..workers.placement import Placement, Refusal, SidePlacement, close_all
 from ..workers.worker import Worker
+from .paged_executor import bound
 from .tenant_locks import TenantLocks
 
 Plan = TypeVar("Plan", bound=Fence | Wide)
 Made = TypeVar("Made", bound=SidePlacement)
 Placed = TypeVar("Placed", bound=Placement)
-Add = Callable[[Worker, Placement], Awaitable[bool]]
-"""Makes the next model ready on a placement; whether there was one."""
 
 
 @dataclass(slots=True)
@@ -53,25 +56,113 @@ class Means:
             raise
 
 
-class Side(ABC, Generic[Plan, Made]):
+class Role(ABC):
+    """Belongs to the event loop. A model that is paged out is on no placement.
+
+    `log` is where a model is reported that cannot be ready, `without` says what the tenant does then, and `over` where that is,
+    for want of memory. `late` is set while something has to be tried again later.
+    """
+
+    log: ClassVar[Logger]
+    without: ClassVar[str]
+    over: ClassVar[str] = ""
+    late = False
+
+    def __init__(self, name: str, means: Means) -> None:
+        self._name = name
+        self._means = means
+        self._threads: ThreadPoolExecutor | None = means.threads
+        """Those that make models ready; None for asyncio's."""
+
+    @property
+    def worker(self) -> Worker | None:
+        """The tenant's current one. Any thread."""
+        return self._means.workers.get(self._name)
+
+    @property
+    @abstractmethod
+    def placements(self) -> list[Placement]:
+        """Those that there are. Any thread."""
+
+    @property
+    @abstractmethod
+    def needed(self) -> bool:
+        """Whether there is something to be made or taken away."""
+
+    @abstractmethod
+    async def make(self, worker: Worker) -> bool:
+        """Make the next thing; whether there was one. With the tenant's locks held. Does not raise PartitionError."""
+
+    def adds(self, placement: Placement, key: ModelKey) -> dict[str, int]:
+        """The memory that a model takes because it is ready there, too. Any thread. On the tenant's first partition it is what
+        it would be on the present one if that were ready for a move, and the model's own graphs.
+        """
+        worker, executor = self.worker, placement.executors.get(key)
+        if executor is None:
+            return {}
+        if (adds := _added(executor)) is not None:
+            return adds
+        present = (_added(worker.executors.get(key)) if worker else None) or {}
+        kept = {kind: nbytes for kind, nbytes in present.items() if kind != "graphs"}
+        return {**kept, **{kind: nbytes for kind, nbytes in executor.memory.items() if kind == "graphs"}}
+
+    async def _add(self, worker: Worker, placement: Placement) -> bool:
+        """Close what models have left on a placement, and make the next one ready there, or find why it is not; whether there
+        was one.
+        """
+        if gone := [key for key in placement.executors if key not in worker.executors]:
+            await asyncio.to_thread(close_all, [placement.executors.pop(key) for key in gone])
+        placement.refused = {key: each for key, each in placement.refused.items() if key in worker.executors}
+        if (key := self._lacking(worker, placement)) is None:
+            return False
+        loop = asyncio.get_running_loop()
+        try:
+            made = await loop.run_in_executor(self._threads, worker.executors[key].alternate, placement.partition)
+            if (adds := _added(made)) and (why := self._means.refuse(self._name, key, adds)):
+                await loop.run_in_executor(self._threads, made.close)
+                self._leave_out(placement, key, Refusal(f"{self.over}{why}", adds))
+            else:
+                placement.executors[key] = made
+        except EngineError as error:
+            self._leave_out(placement, key, Refusal(str(error)))
+        return True
+
+    def _lacking(self, worker: Worker, placement: Placement) -> ModelKey | None:
+        """A model that is to be made ready on a placement."""
+        known = {id(worker.executors.get(key)) for key in placement.executors}
+        for key, executor in bound(worker.executors).items():
+            if id(executor) not in known and self._wants(key, executor, placement.refused.get(key)):
+                return key
+            known.add(id(executor))  # Others of its keys are for a moment only.
+        return None
+
+    def _wants(self, key: ModelKey, executor: Executor, refusal: Refusal | None) -> bool:
+        """Whether to make a model ready, which may have been refused before."""
+        return refusal is None or bool(refusal.adds and not self._means.refuse(self._name, key, refusal.adds))
+
+    def _leave_out(self, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
+        if not (refusal.adds and key in placement.refused):
+            text, granules = "tenant %s: model %s is not ready on granules %s, %s: %s", list(placement.partition.granules)
+            self.log.warning(text, self._name, label_of(key), granules, self.without, refusal.why)
+        placement.refused[key] = refusal
+
+
+class Side(Role, Generic[Plan, Made]):
     """Belongs to the event loop. The placement closes with the worker that has it, as its attribute `role`.
 
     `set` says what is to be, and `make` carries it out. A placement that is not planned any more gets no works, and is closed
     once none runs there. If that takes longer than `max_pause` it is tried again later; meanwhile it gets works only if it
-    `holds` the tenant back. `called` is what the log calls it, and `without` says what a tenant without one does.
+    `holds` the tenant back. `called` is what the log calls it.
     """
 
     role: ClassVar[str]
-    log: ClassVar[Logger]
     called: ClassVar[str]
-    without: ClassVar[str]
     holds: ClassVar[bool] = False
     where: ClassVar[str] = "there"
     """Where an inference runs that runs on it."""
 
     def __init__(self, name: str, means: Means) -> None:
-        self._name = name
-        self._means = means
+        super().__init__(name, means)
         self._plan: Plan | None = None
         self._tried: Plan | None = None
         """The plan of `_made`, or one that needs none, or that could not be carried out, for which there is a `_problem`."""
@@ -80,17 +171,14 @@ class Side(ABC, Generic[Plan, Made]):
         """Whether works go there; whether a model has come there, or come back, of which the launch loop does not know yet."""
         self._changed = self._paused = False
         self._problem = ""
-        self.late = False
-        """Whether a placement that is not planned any more is there still, so that `make` has to be called once more later."""
 
     @property
-    def worker(self) -> Worker | None:
-        """The tenant's current one. Any thread."""
-        return self._means.workers.get(self._name)
+    def placements(self) -> list[Placement]:
+        made = self._of(worker) if (worker := self.worker) else None
+        return [made] if made else []
 
     @property
     def needed(self) -> bool:
-        """Whether there is something to be made or taken away."""
         return bool(self._plan or self._tried)
 
     @property
@@ -113,15 +201,14 @@ class Side(ABC, Generic[Plan, Made]):
         self._paused = True
         return (worker := self.worker) is None or await self._leave(worker)
 
-    async def make(self, worker: Worker, add: Add) -> bool:
-        """Make the next thing; whether there was one. With the tenant's locks held. Does not raise PartitionError."""
+    async def make(self, worker: Worker) -> bool:
         changed, self._changed = self._changed, False
         if not self._has(worker):
             return changed and await self._replace(worker)
         self.late = False
         if (made := self._made) is None:
             return False
-        if await add(worker, made):
+        if await self._add(worker, made):
             self._grown = True
             return True
         if self._grown or not self._in_use:
@@ -218,3 +305,9 @@ class Side(ABC, Generic[Plan, Made]):
 
     def _renew(self, made: Made) -> None:
         """Have a placement go by what is known and planned now, before works go there."""
+
+
+def _added(executor: Executor | None) -> dict[str, int] | None:
+    """What an alternate takes; None for another executor."""
+    adds = executor.describe().get("adds") if executor else None
+    return dict(adds) if isinstance(adds, dict) else None

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 
+from engines import Executor
 from partitions import Partition
 
 from ..control.stretch import LentGranules, Wide, WidePartition
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey, label_of
+from ..workers.placement import Refusal
 from ..workers.stretching import Measured
 from ..workers.wide import WidePlacement, WideStatistics
 from ..workers.worker import Worker
@@ -21,10 +23,12 @@ class TenantStretch(Side[Wide, WidePlacement]):
     log = logging.getLogger("greenlane.lending")
     called = "wide partition"
     without = "and runs on its share only"
+    over = "on its wide partition "
     where = "on granules of others"
 
     def __init__(self, name: str, means: Means) -> None:
         super().__init__(name, means)
+        self._threads = None
         self._statistics = WideStatistics()
         self._too_long: dict[ModelKey, str] = {}
         self._logged: set[ModelKey] = set()
@@ -53,6 +57,10 @@ class TenantStretch(Side[Wide, WidePlacement]):
                 if each.model in before and each.model not in self._logged:
                     self._logged.add(each.model)
                     self.log.warning("tenant %s: model %s", self._name, text)
+
+    def _wants(self, key: ModelKey, executor: Executor, refusal: Refusal | None) -> bool:
+        """Not for answers in parts. What had no room there has none until the next plan, as it would not give way."""
+        return refusal is None and not executor.engine.signature.in_parts
 
     async def _open(self, worker: Worker, plan: Wide) -> WidePlacement:
         means, sizes, limit = self._means, self._means.device.granules, int(plan.limit * 1e9)

@@ -34,7 +34,7 @@ async def site(root: Path) -> AsyncIterator[Site]:
 
 
 def ready(site: Site) -> dict[str, Mapping[Granules, Placement]]:
-    return {name: site.runtime.placements.of(name).ready for name in site.granules}
+    return {name: site.runtime.placements.of(name).ladder.ready for name in site.granules}
 
 
 def rungs(site: Site) -> dict[str, dict[Granules, int]]:

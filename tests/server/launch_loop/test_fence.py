@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from partitions import DeviceLost
 from server.control.fence import Fence
 from server.control.stretch import Wide
+from server.device.placements import TenantPlacements
 from server.device.side import Means
 from server.device.tenant_fence import TenantFence
 from server.device.tenant_locks import TenantLocks
-from server.device.tenant_placements import TenantPlacements
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, view_fence
 from server.link import activity
@@ -401,14 +401,7 @@ def held() -> Iterator[tuple[Looping, TenantFence]]:
 
 async def make_all(bench: Looping, fence: TenantFence) -> None:
     """Carry the plan out, with all models at home."""
-
-    async def add(worker: Worker, placement: Placement) -> bool:
-        lacking = [model for model in worker.executors if model not in placement.executors]
-        for model in lacking[:1]:
-            placement.executors[model] = worker.executors[model].alternate(placement.partition)
-        return bool(lacking)
-
-    while await fence.make(bench.worker, add):
+    while await fence.make(bench.worker):
         pass
     assert bench.worker.narrow
     bench.narrow = bench.worker.narrow.partition  # type: ignore[assignment]
