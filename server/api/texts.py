@@ -122,8 +122,9 @@ class Texts:
             batch, begun = batches.pop(0), self._first is None
             try:
                 found = await self._run([tokens[index] for index in batch])
-            except QueueFull:
-                if not begun:
+            except BaseException as error:
+                if not (begun and isinstance(error, QueueFull)):
+                    batches.clear()  # The request ends, so no other run of it is to begin.
                     raise
                 batches.insert(0, batch)  # No memory, or the lead's queue was filled before this process saw that.
                 await asyncio.sleep(_PAUSE)

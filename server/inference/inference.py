@@ -133,7 +133,8 @@ class Inference:
             return
         lane = self._tenant.lane
         batching, queues = served.batching, served.queues
-        lane.submit(slot, served.key, shapes, self._end, priority, timeout, batching, queues, unasked=unasked)
+        begun = self._charged
+        lane.submit(slot, served.key, shapes, self._end, priority, timeout, batching, queues, unasked=unasked, begun=begun)
 
     def slot_of(self, done: Done) -> Slot:
         """The slot that the outputs of this completion are in: of a batch all outputs are in one slot."""

@@ -194,6 +194,7 @@ class Lane:
         in_parts: bool = False,
         deadline: float = math.inf,
         unasked: int = 0,
+        begun: bool = False,
     ) -> None:
         """Queue a decoded request; `timeout` is in seconds from now, and with `batching` it may run in a batch.
 
@@ -204,10 +205,12 @@ class Lane:
         ended with Outgrown may be submitted again in the same slot with a larger block; whether there is room in the queue is
         not checked here. With `in_parts` the model answers in parts, and `on_done` is called with each; `proceed` or `release`
         follows. Such an answer ends with a completion without outputs, or with an error. Raises BadRequest for shapes that are
-        too long to send, and Unavailable if its queue of `queues` is full.
+        too long to send, and Unavailable if its queue of `queues` is full, unless it is part of a request that has `begun`.
         """
         if queues is not None:
-            priority = self._check_queue(model, queues.priority(priority), queues)
+            priority = queues.priority(priority)
+            if not begun:
+                self._check_queue(model, priority, queues)
         if timeout is not None:
             deadline = time.monotonic() + timeout
         serial = next(self._serials)
@@ -356,13 +359,12 @@ class Lane:
             self.admission.expired += 1
             pending.complete(Unavailable(limits.timeout_text))
 
-    def _check_queue(self, model: ModelKey, priority: int, queues: QueuePolicy) -> int:
-        """Return the priority. Raises Unavailable if as many requests are queued for the model as its configuration allows."""
+    def _check_queue(self, model: ModelKey, priority: int, queues: QueuePolicy) -> None:
+        """Raise Unavailable if as many requests are queued for the model as its configuration allows."""
         limits = queues.limits_for(priority)
         if limits.size and self._scheduler.queued(model, priority if queues.levels else None) >= limits.size:
             self.admission.rejected += 1
             raise Unavailable(limits.full_text)
-        return priority
 
     def _all(self) -> list[PendingRequest | PendingBatch]:
         return [*self._pending.values(), *self._abandoned.values(), *self._batches.running.values()]

@@ -263,6 +263,24 @@ def test_a_request_whose_client_leaves_is_one_failure_however_many_runs_it_takes
         assert failures(http, "encoder") == 1
 
 
+def test_a_full_queue_of_the_models_own_refuses_requests_and_no_run_of_one_that_has_begun(tmp_path: Path) -> None:
+    encoders.write(tmp_path, "encoder", encoders.encoder())
+    with (tmp_path / "encoder" / "config.pbtxt").open("a") as config:
+        config.write("\ndynamic_batching { default_queue_policy { max_queue_size: 1 } }")
+    tenant = TenantConfig(name="acme", granules=1, models=("encoder",))
+    with (
+        serving(of(tmp_path, tenant), direct=True) as served,
+        client_to(served) as http,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        body = {"model": "encoder", "input": TEXTS * 12}
+        asked = [pool.submit(httpx.post, f"{served.url}/v1/embeddings", json=body, timeout=60) for _ in range(40)]
+        statuses = [each.result().status_code for each in asked]
+        assert set(statuses) == {200, 503}
+        counted = statistics(http, "encoder")["inference_stats"]
+        assert (counted["success"]["count"], counted["fail"]["count"]) == (21 * statuses.count(200), statuses.count(503))
+
+
 def test_all_embeddings_of_a_request_are_of_one_model_when_that_is_replaced(tmp_path: Path) -> None:
     encoders.write(tmp_path, "encoder", encoders.encoder())
     files = encoders.encoder(seed=1), encoders.encoder()
