@@ -6,11 +6,12 @@ Solution: by default, two kernels run on the partition's SMs before and after th
 the outputs out. They find addresses in a ring of tables that the host writes, one table an inference, and count inferences on
 the device. So a captured graph needs no change from one launch to the next, though every inference has other memory.
 
-What is written to the host beyond what PCIe takes backs up into what every kernel of the GPU needs, whatever memory that uses.
-So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns (`turns`), in the
-order in which they come. A block passes its turn on after 128 KiB if another one waits, and after its copy. The turns are words
-in memory of the device that all copy kernels share, those of all tenants of this process, and under MPS those of all processes
-of the GPU (`partitions.cuda.shared_memory`). A kernel that is killed there in its turn holds up the others for 1 to 2 ms.
+Writes to the host that PCIe does not take at once pile up inside the GPU, and then hold up every kernel, whatever memory that
+uses. So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns (`turns`),
+in the order in which they come. A block passes its turn on after 128 KiB if another one waits, and after its copy. The turns
+are words in memory of the device that all copy kernels share, those of all tenants of this process, and under MPS those of all
+processes of the GPU (`partitions.cuda.shared_memory`). A kernel that is killed there in its turn holds up the others for 1 to 2
+ms.
 
 Who copies over PCIe, and what bounds that:
 
@@ -19,7 +20,7 @@ Who copies over PCIe, and what bounds that:
 | copy kernels, out: tensors larger than 4 KiB | one block at a time, over all tenants and processes of the GPU: 45 GB/s |
 | in: the same | four blocks at a time, over all tenants and processes: 48 GB/s |
 | up to 4 KiB; tables of addresses, clocks | nothing, so that they never wait |
-| copy engines, for `copies` as "engine" and large models | calls of 1 MiB, of all tenants in the engines' queues |
+| copy engines, where `copies` is "engine", and for large tensors | calls of 1 MiB, of all tenants in the engines' queues |
 | verification, warm-up, a library's small tensors, from memory that is not pinned | the driver, which stages them in pieces |
 | loads of models, page-ins, streamed weights | the library, whose copies are by the engines; pieces as it makes them |
 | `Partition.strain` | nothing: it shows what neighbours feel |
@@ -153,7 +154,7 @@ TURNS_BYTES = TURN_BYTES * (1 + READERS)
 RING_LENGTH = 16
 """Tables in a ring, and so the limit of inferences of one executor in flight."""
 CLOCKS = 16
-"""Executors that the GPU's timer can measure at a time, with one instance; number 0 is for what is not counted."""
+"""Executors of one instance that the GPU's timer can measure at a time; number 0 is for works that are not counted."""
 
 
 SM_COPY_LIMIT = 32 << 20

@@ -16,7 +16,7 @@ GAP = 0.2
 RECOVERY = 0.25
 """Seconds more after a control, which leaves the victim's own requests waiting behind each other."""
 AHEAD = 0.1
-"""Of these the seconds for which an aggressor runs already."""
+"""Seconds before a phase from which its aggressor runs."""
 START = 1.2
 """Seconds that a pair costs besides its phases: load processes are started, and an interval is computed."""
 FEWEST, USUAL = 3, 4

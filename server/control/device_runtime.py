@@ -80,7 +80,7 @@ class Placements(Protocol):
         """
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
-        """Have models of its tenants ready on these granules too; all others have none. Returns when they are: what there is.
+        """Have models of its tenants ready on these granules too; all others have none. Returns, once they are, what there is.
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
         """

@@ -38,7 +38,7 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
     """Who is to have which granules after a reload. Tenants whose share is as it was in the file keep what they have now.
 
     Those that come may have free granules, and those of tenants that go or shrink. Raises Conflict with the
-    arithmetic of every device where that is too much, and for one of which nothing is known.
+    arithmetic of every device where that is too much, and for a device that is not open.
     """
     found, problems = TenantPlan(), list[str]()
     gone, coming, changed = removals(old, new), arrivals(old, new), resized(old, new)
@@ -66,7 +66,7 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
 
 
 def _bandwidth(old: Config, new: Config, device: ControlledDevice) -> list[str]:
-    """Why the shares of bandwidth of a device's tenants are too much, if one of them is another one now."""
+    """Why the shares of bandwidth of a device's tenants are too much, if one of these shares has changed."""
     homes = {name: home for name, home in device.homes.items() if name in new.tenants}
     same = all(getattr(old.tenants[name], key) == getattr(new.tenants[name], key) for name in homes for key in FENCES)
     return [] if same else new.too_much(homes, device.info.granules, device.info.bandwidth)

@@ -59,8 +59,8 @@ class Broken(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Tickets that a loop runs: the bytes that all of them say behind their heads, and the model and shapes in these, and which
-    outputs are not asked for.
+    """A kind of ticket that a loop runs: `body`, the bytes behind the head, the same in all such tickets, and what these say:
+    the model, the shapes, and which outputs are not asked for.
     """
 
     body: bytes
@@ -363,7 +363,7 @@ class LaunchLoop:
         self._kept.clear()
 
     def _broken(self) -> Broken:
-        """After an error of the driver: what it was, once nothing is in flight any more, and whom it concerns."""
+        """After an error of the driver: what it was, once nothing is in flight any more, and the slots of the works."""
         loop = self._loop
         end = loop.launched + (1 if loop.refused else 0)
         flights = [loop.flights[number % MOST_AHEAD] for number in range(loop.finished, end)]

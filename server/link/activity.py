@@ -1,10 +1,10 @@
 """What a tenant and others of its device know of each other: two pages of shared memory for each tenant that others look at.
 
 The tenant's HTTP side alone writes the first page: how many requests it has open, when the last one ended, and whether it lends
-now. Who may borrow from it, or is fenced for its sake, maps that page read-only, and reads it before each launch, without a
-lock. In the second page each borrower has a word of its own, which is 1 while a work of it uses the lender's granules: so the
-lender sees which of its requests met a borrower. When its HTTP process has ended, the pages are reset, and the next process
-goes on with them.
+now. A tenant that may borrow from it, or is fenced for its sake, maps that page read-only, and reads it before each launch,
+without a lock. In the second page each borrower has a word of its own, which is 1 while its work uses the lender's granules:
+so the lender sees which of its requests met a borrower. When its HTTP process has ended, the pages are reset, and the next
+process goes on with them.
 """
 
 import mmap
@@ -20,7 +20,7 @@ OPEN, ENDED, LENDS = 0, 1, 2
 """Words of an HTTP process in the first page: its requests whose head has arrived and whose answer is not made yet; when there
 were last none any more, in nanoseconds of `time.monotonic_ns`; 1 while it lends."""
 _COUNT = 3
-"""In those of the first process: how many processes the lender has."""
+"""Among the words of the first process: how many processes the lender has."""
 _WORD = 8
 _WORDS = 8
 """For each process, so that none has a cache line of another's."""
@@ -110,9 +110,9 @@ def create(tenants: int, processes: int = 1) -> int:
 def open_pages(
     tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({}), on_cores: Collection[str] = ()
 ) -> dict[str, int]:
-    """Create the pages of each of these, as another one may be fenced at any time: their descriptors, which belong to the
-    caller. Those `on_cores`, which hold nothing back by themselves, have pages if one there asks for a fence now, or if they
-    lend and one has a burst.
+    """Create the pages of each of these tenants, as another one may be fenced at any time. Returns their descriptors, which the
+    caller closes. Tenants `on_cores`, which hold nothing back by themselves, have pages only if one there asks for a fence now,
+    or if they lend and another one has a `burst`.
 
     `processes` is how many HTTP processes a tenant has, if not one.
     """

@@ -37,7 +37,9 @@ class TenantArguments:
 
 
 class TenantProcessFrontend(LocalFrontend):
-    """The only tenant of this process. Its event loop runs on the partition's cores, unless the configuration names others."""
+    """The frontend of this process's only tenant. Its event loop runs on the partition's cores, unless the configuration names
+    others.
+    """
 
     def __init__(self, config: TenantConfig) -> None:
         self._has_cores = config.front_cores is not None
@@ -74,7 +76,7 @@ class HostedDeviceSide:
 
 
 def main(arguments: TenantArguments) -> None:
-    """The process."""
+    """Run the process. Does not return: it exits with status 0 when the supervisor has it end."""
     http = arguments.http
     server = http.config.server
     set_up(http.name, server.log_format, server.log_level, audit=server.audit)

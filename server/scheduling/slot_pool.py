@@ -57,7 +57,9 @@ class SlotPool:
         if self._free:
             return self._free.pop()
         if len(self._slots) == self._arena.count:
-            raise QueueFull(f"all {self._arena.count} slots are in use")
+            raise QueueFull(
+                f"all {self._arena.count} slots of the tenant are in use; send it again when some requests have ended"
+            )
         slot = self._arena.slot(len(self._slots))
         slot.blocks = self.blocks
         self._slots.append(slot)

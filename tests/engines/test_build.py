@@ -123,7 +123,7 @@ def test_dynamic_batches_get_a_default_profile_which_is_logged(caplog: pytest.Lo
             BuildOptions(),
             "the values of input 's' decide shapes",
         ),
-        (PASSING, BuildOptions(), "output 'x' is an input of the same name, which a plan cannot have; name one otherwise"),
+        (PASSING, BuildOptions(), "output 'x' has the name of an input, which a plan cannot have; rename one"),
         (
             "m (float[2] x) => (float[2] y) { t = Relu(x) y = Mystery(t) }",
             BuildOptions(),

@@ -234,7 +234,7 @@ def _unwritable(request: PlanRequest, error: OSError) -> ModelRefused:
 
 
 def _separate(inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> None:
-    """Give dimensions without a name, which a file may all call `?`, names of their own, as the library wants one size for one.
+    """Give dimensions without a name, which a file may all call `?`, names of their own: the library wants one size for a name.
 
     The first of them keeps the file's, which the library goes on to look for.
     """
@@ -308,7 +308,7 @@ class _Job:
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         outputs = [network.get_output(index) for index in range(network.num_outputs)]
         if both := sorted({declared.name for declared in file.inputs} & {tensor.name for tensor in outputs}):
-            raise ModelRefused(f"output {both[0]!r} is an input of the same name, which a plan cannot have; name one otherwise")
+            raise ModelRefused(f"output {both[0]!r} has the name of an input, which a plan cannot have; rename one")
         for tensor in inputs:
             if tensor.is_shape_tensor:
                 raise ModelRefused(f"the values of input {tensor.name!r} decide shapes; make it a constant of the model")

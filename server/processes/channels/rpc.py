@@ -30,12 +30,11 @@ MOST_CALLS = 100
 MOST_BYTES = 2 * MAX_MESSAGE
 """Bytes of these calls."""
 _MOST_UNREAD = MAX_MESSAGE
-"""Bytes that were sent to the other process, and that it has not read, with which no more such calls are answered."""
+"""Bytes sent to the other process that it has not read, above which no more such calls are answered."""
 _MOST_REFUSED = 10_000
-"""Bounded calls that are refused before the process has read what was sent to it."""
+"""Bounded calls that are refused in a row, while the process does not read what was sent to it, before it is distrusted."""
 _LENGTH = 4
 """Bytes before each message, little-endian: its length."""
-_GONE = "the other process is gone"
 _KINDS: Final = {
     kind.__name__: kind
     for kind in (
@@ -158,7 +157,7 @@ class Channel:
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.closed.is_set() or self._writer is None:
-            answer.set_exception(Unavailable(_GONE))
+            answer.set_exception(self._gone())
             return answer
         number = next(self._numbers)
         try:
@@ -258,7 +257,7 @@ class Channel:
         if count > MOST_CALLS or nbytes > MOST_BYTES:
             raise QueueFull(
                 f"{count} requests with {nbytes} bytes in all have come to the supervisor by this process at once; at most "
-                f"{MOST_CALLS} with {MOST_BYTES} bytes are answered. Send it again when others are"
+                f"{MOST_CALLS} with {MOST_BYTES} bytes are answered. Send this one again when others were answered"
             )
 
     def _check_read(self) -> None:
@@ -298,13 +297,16 @@ class Channel:
             data = _pack(_Failure(number, *_describe(error)))
         self._write(data)
 
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"{self._peer} has ended, and did not answer; send it again, if it may be done twice")
+
     def _end(self) -> None:
         self.closed.set()
         if self._writer:
             self._writer.close()
         for pending in list(self._calls.values()):
             if not pending.answer.done():
-                pending.answer.set_exception(Unavailable(_GONE))
+                pending.answer.set_exception(self._gone())
 
 
 def _raw(value: Any) -> msgspec.Raw:

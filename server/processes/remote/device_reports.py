@@ -24,7 +24,8 @@ class DeviceReports:
     """Belongs to the event loop. `caller` calls the process; `had` are the tenants that it has, or has had.
 
     Each report is the last one that is known if the process does not answer in time. What a process says of tenants that it
-    never had is left out: on cores it is a tenant's own, and could write on another one's bill. `names` are what it may name.
+    never had is left out: on cores the process is one tenant's own, and could write on another tenant's bill. `names` are what
+    it may name.
     """
 
     def __init__(self, caller: Caller, had: Collection[str], names: KnownNames) -> None:

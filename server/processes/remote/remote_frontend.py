@@ -185,12 +185,12 @@ class RemoteFrontend(HttpSide):
             raise
 
     async def _wait_for_process(self, limit: float) -> None:
-        """Raises Conflict: who waits may hold a lock that the process waits for before it starts."""
+        """Raises Conflict after so long: the caller may hold a lock that the process waits for before it starts."""
         try:
             async with asyncio.timeout(None if math.isinf(limit) else limit):
                 await self._processes.connected.wait()
         except TimeoutError:
-            why = f"its HTTP process is being started, for more than {limit:g} s; its link was not replaced"
+            why = f"its HTTP process has been starting for more than {limit:g} s; its link was not replaced"
             raise Conflict(f"tenant {self._config.name}: {why}. Try again when it runs") from None
 
     async def _send_link(self, new: Descriptors, limit: float) -> bool:

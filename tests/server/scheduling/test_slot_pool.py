@@ -40,7 +40,7 @@ def test_the_slot_released_last_is_acquired_first() -> None:
 def test_acquire_raises_queue_full_while_all_slots_are_in_use() -> None:
     pool = pool_of(2)
     slots = [pool.acquire(), pool.acquire()]
-    with pytest.raises(QueueFull, match=r"^all 2 slots are in use$"):
+    with pytest.raises(QueueFull, match=r"^all 2 slots of the tenant are in use; send it again when some requests have ended$"):
         pool.acquire()
     pool.release(slots[0])
     assert pool.acquire() is slots[0]

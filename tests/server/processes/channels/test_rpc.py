@@ -250,7 +250,7 @@ async def test_calls_fail_when_the_other_process_ends() -> None:
         given_up.cancel()
         theirs.sendall(packed("result", 1, 1)[:-1])  # It dies in the middle of its answer.
         theirs.close()
-        with pytest.raises(Unavailable, match="the other process is gone"):
+        with pytest.raises(Unavailable, match="has ended, and did not answer; send it again"):
             await call
         await channel.closed.wait()
         with pytest.raises(Unavailable):

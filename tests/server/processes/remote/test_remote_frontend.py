@@ -311,7 +311,7 @@ async def test_relink_waits_for_a_process_that_is_being_started(frontend: Remote
 async def test_relink_does_not_wait_for_ever_for_a_process(frontend: RemoteFrontend) -> None:
     before, opened = frontend.descriptors, len(os.listdir("/proc/self/fd"))
     with pytest.raises(
-        Conflict, match=r"^tenant acme: its HTTP process is being started, for more than 0\.01 s; its link was not"
+        Conflict, match=r"^tenant acme: its HTTP process has been starting for more than 0\.01 s; its link was not"
     ):
         await asyncio.wait_for(frontend.relink(0.01), PATIENCE)
     assert (frontend.descriptors, len(os.listdir("/proc/self/fd"))) == (before, opened)

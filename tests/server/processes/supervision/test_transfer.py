@@ -163,7 +163,7 @@ async def test_a_tenant_whose_process_ends_just_as_it_moves_stays_and_its_proces
     await site.second.hears("adopt")
     free = site.frontend.renew()
     adopting.set()
-    with pytest.raises(Conflict, match="its HTTP process is being started"):
+    with pytest.raises(Conflict, match="its HTTP process has been starting"):
         await asyncio.wait_for(moving, PATIENCE)
     assert site.sides.runtime is site.source
     assert not site.sides.link.locked()
