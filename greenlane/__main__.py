@@ -1,5 +1,7 @@
 """The command `greenlane`, and `python -m greenlane`: finds the subcommand and imports only what that one needs."""
 
+import errno
+import os
 import select
 import sys
 from collections.abc import Sequence
@@ -39,19 +41,35 @@ then your own:
 
 OUTPUT_LOST = 120
 """Python's own exit status for output that could not be written."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the disk says to which output goes."""
 COMMANDS = ("serve", "init", "check", "curve", "verify", "prove", "top", "build", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status. Without `arguments` it is this process's, which then ends with the status.
 
-    1 where another package hides one of Greenlane's, 2 for a command that does not exist, 120 where no program reads what it
-    prints any more; the rest is each command's.
+    1 where another package hides one of Greenlane's, or the current folder is gone; 2 for a command that does not exist; 120
+    where what it prints cannot be written, or no program reads it any more; the rest is each command's.
     """
+    try:
+        return _main(arguments)
+    except BrokenPipeError:
+        if not _output_is_lost():
+            raise
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        print(f"greenlane: output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Where what is left of it goes.
+    return _ended(OUTPUT_LOST, arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
     if first in ("-h", "--help"):
-        print(HELP, end="")
+        print(HELP, end="", flush=True)
         return 0
     if first == "--version":
         from . import __version__
@@ -61,6 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if first and not first.startswith("-") and first not in COMMANDS:
         print(f"greenlane: {_unknown(first)}", file=sys.stderr)
         return 2
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("greenlane: the current folder is not there any more; change to another one", file=sys.stderr)
+        return 1
     from . import own
 
     try:
@@ -73,12 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from server.host.signals import exit_on_interrupt
 
         exit_on_interrupt()  # Until what a command needs is imported, which takes seconds, and handles Ctrl-C itself.
-    try:
-        status = _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
-    except BrokenPipeError:
-        if not _output_is_lost():
-            raise
-        status = OUTPUT_LOST
+    status = _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
+    if sys.stdout:
+        sys.stdout.flush()
+    return _ended(status, arguments)
+
+
+def _ended(status: int, arguments: Sequence[str] | None) -> int:
+    """The status, with which a process of its own ends."""
     if arguments is None:
         from server.host.leaving import leave
 

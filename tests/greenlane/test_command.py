@@ -1,5 +1,6 @@
 """The command `greenlane`: which subcommand runs, what is imported for it, and what it says of mistakes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -184,3 +185,26 @@ runpy.run_module("greenlane", run_name="__main__")
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback(words: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED, *words], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["check", "greenlane.toml"], ["init", "new"]])
+def test_output_that_a_full_disk_does_not_take_is_an_error_in_one_line(tmp_path: Path, words: list[str]) -> None:
+    init = [sys.executable, "-m", "greenlane", "init", "."]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run(init, cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "greenlane", *words]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 120
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.endswith("greenlane: output cannot be written: No space left on device\n")
+
+
+def test_a_folder_that_is_gone_is_an_error_in_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone}; {sys.executable} -m greenlane check {tmp_path / 'greenlane.toml'}"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(command, shell=True, cwd=gone, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "greenlane: the current folder is not there any more; change to another one\n"
