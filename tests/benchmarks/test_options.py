@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -11,40 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import client
 from greenlane.options import count, port, positive, whole
 from partitions import DeviceUnavailable
 
 COMMANDS = ("isolation", "overhead")
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "²"])
-def test_a_count_is_a_whole_number_from_1_on(text: str) -> None:
-    assert count("12") == 12
-    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a whole number from 1 on$"):
-        count(text)
-
-
-@pytest.mark.parametrize("text", ["-1", "1.5", "", "x", "²"])
-def test_a_whole_number_may_be_0(text: str) -> None:
-    assert [whole("0"), whole("12")] == [0, 12]
-    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a whole number from 0 on$"):
-        whole(text)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "65536", "", "http"])
-def test_a_port_is_one_of_tcp(text: str) -> None:
-    assert [port("1"), port("65535")] == [1, 65535]
-    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a port from 1 to 65535$"):
-        port(text)
-
-
-@pytest.mark.parametrize("text", ["0", "-0.5", "nan", "inf", "", "x"])
-def test_a_positive_number_is_above_0_and_has_an_end(text: str) -> None:
-    assert positive("0.25") == 0.25
-    most = " and up to 1e9" if text == "inf" else ""
-    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a number above 0{most}$"):
-        positive(text)
+@pytest.mark.parametrize(
+    ("read", "taken", "refused", "expected"),
+    [
+        (count, {"12": 12}, ["0", "-1", "1.5", "", "x", "²"], "a whole number from 1 on"),
+        (whole, {"0": 0, "12": 12}, ["-1", "1.5", "", "x", "²"], "a whole number from 0 on"),
+        (port, {"1": 1, "65535": 65535}, ["0", "-1", "65536", "", "http"], "a port from 1 to 65535"),
+        (positive, {"0.25": 0.25}, ["0", "-0.5", "nan", "", "x"], "a number above 0"),
+        (positive, {}, ["inf"], "a number above 0 and up to 1e9"),
+    ],
+)
+def test_a_number_is_read_or_refused_with_what_was_expected(
+    read: Callable[[str], float], taken: dict[str, float], refused: list[str], expected: str
+) -> None:
+    assert {text: read(text) for text in taken} == taken
+    for text in refused:
+        with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected {expected}$"):
+            read(text)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +49,6 @@ def test_zero_seconds_rounds_and_clients_are_refused(
         with pytest.raises(SystemExit, match="2"):
             _main(command)([option, "0"])
         assert f"argument {option}: '0'; expected " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("command", "option"), [("isolation", "--front-cores"), ("overhead", "--pid")])
-@pytest.mark.parametrize("number", ["-1", "1.5", "many"])
-def test_counts_are_whole_numbers_from_0(command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        _main(command)([option, number])
-    assert f"argument {option}: {number!r}; expected a whole number from " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-2", "3-1", "0,,1", ""])
@@ -149,20 +129,6 @@ def test_a_missing_dependency_is_an_error_of_one_line_with_the_install_command(c
     )
     message = "this needs greenlane[test]: scripts/install cpu,rtx,test (matplotlib, onnx not found)\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
-
-
-def test_the_client_that_sends_the_requests_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert client.client() == "wrk (/usr/bin/wrk)"
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert client.client() == "the built-in client, as wrk is not installed"
-
-
-def test_the_help_has_the_bounds_of_inside(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        _main("isolation")(["--help"])
-    message = " ".join(capsys.readouterr().out.split())
-    assert "--inside has bounds of its own: 1.1, with three aggressors 1.2, of mlp 1.5" in message
 
 
 def _main(command: str) -> Callable[[list[str]], int]:

@@ -22,10 +22,10 @@ from benchmarks.arrangement import (
     halves,
     share_cores,
 )
-from benchmarks.asks import as_json, binary, invalid, tensor, truth, unauthenticated, wrong
+from benchmarks.asks import invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
-from benchmarks.findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
+from benchmarks.findings import Findings, Throughput, busiest, document, few, table
 from benchmarks.isolation import main, status
 from benchmarks.notes import notes
 from benchmarks.page import render
@@ -60,7 +60,6 @@ def findings(*, control: bool = True, name: str = "small") -> Findings:
 
 def test_the_table_has_a_line_for_each_combination_and_what_isolation_costs() -> None:
     text = table(findings())
-
     assert re.search(r"^mlp / small +0\.55 +0\.60 +11\.0 +1\.10 +1\.10 +1\.10 +20\.0  isolated$", text, re.MULTILINE), text
     assert "resnet / small" in text
     assert text.endswith("throughput of two tenants: 90 a second on partitions, 100 without: 0.90")
@@ -72,7 +71,6 @@ def test_the_table_has_the_reason_for_an_unproven_verdict() -> None:
 
 def test_the_document_is_json_without_nan() -> None:
     found = json.loads(json.dumps(document(findings(control=False)), allow_nan=False))
-
     assert found["verdicts"][0]["control_ratio"] is None
     assert found["verdicts"][0]["ratios"]["p99"] == pytest.approx(1.1)
     assert len(found["combinations"][0]["rounds"][UNDER]) == 3
@@ -83,9 +81,7 @@ def test_the_document_is_json_without_nan() -> None:
 def test_the_page_is_self_contained_and_escapes_text(control: bool) -> None:
     found = findings(control=control)
     pictures = draw(found)
-
     page = render(found, pictures)
-
     assert all(data.startswith(b"\x89PNG") for data in pictures.values())
     assert page.count("src=") == page.count('src="data:image/png;base64,') == len(pictures) == 3
     assert not re.search(r"https?://|<script|<link", page)
@@ -93,13 +89,8 @@ def test_the_page_is_self_contained_and_escapes_text(control: bool) -> None:
     assert "400 &amp; more" in page
 
 
-def test_phases_that_combinations_share_are_in_the_timeline_once() -> None:
-    assert [one.began for one in findings().phases] == sorted({4.0 * turn + at for turn in range(3) for at in range(4)})
-
-
 def test_aggressors_are_summed_up_over_rounds() -> None:
     (combination, _) = findings().combinations
-
     assert busiest(combination, UNDER) == [{"name": "small", "rate": 100.0, "megabytes": 2.0}]
     assert busiest(combination, ALONE) == []
 
@@ -107,26 +98,13 @@ def test_aggressors_are_summed_up_over_rounds() -> None:
 def test_a_victim_with_too_few_samples_for_its_p99_is_named_once() -> None:
     wanted = "mlp: few samples: as few as 50 in a phase, so its p99 is one of the slowest two; give it more --seconds"
     found = findings()
-
     assert table(found).count(wanted) == 1
     assert wanted in render(found, dict.fromkeys(("bars", "distributions", "timeline"), b""))
     assert few([replace(verdict, fewest=ENOUGH) for verdict in found.verdicts]) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(12, "0.012"), (120, "0.12"), (12_300, "12.3"), (1_234_000, "1,234"), (float("nan"), "-")]
-)
-def test_milliseconds_have_about_three_digits(value: float, text: str) -> None:
-    assert milliseconds(value) == text
-
-
-def test_a_ratio_that_is_no_number_is_a_dash() -> None:
-    assert [times(ratio) for ratio in (1.0, 12.345, 432.1, float("nan"))] == ["1.00", "12.3", "432", "-"]
-
-
 def test_every_loaded_phase_follows_a_baseline_and_rounds_rotate_aggressors() -> None:
     plan = Settings(victims={"mlp": 400, "resnet": 40}, kinds=("small", "json"), rounds=2).steps()
-
     assert [str(step) for step in plan[:4]] == [
         "round 1: mlp: control, alone",
         "round 1: mlp: small: alone",
@@ -143,7 +121,6 @@ def test_a_fence_is_compared_with_none_on_one_server_after_another_once_the_firs
     settings = Settings(victims={"mlp": 400, "gemm": 200}, kinds=("memory-read",), rounds=2, fence="0.4", learning=6.0)
     once = [("mlp", ALONE), ("gemm", ALONE), ("", OWN), ("mlp", UNDER), ("gemm", UNDER)]
     control = {ALONE: CONTROL_ALONE, OWN: CONTROL_OWN, UNDER: CONTROL}
-
     assert [(step.victim, step.kind) for step in settings.steps()] == [
         ("", LEARNING),
         *(once * 2),
@@ -155,7 +132,6 @@ def test_a_fence_is_compared_with_none_on_one_server_after_another_once_the_firs
 def test_a_server_may_try_an_aggressor_that_moves_few_bytes_beside_a_victim_before_it_is_measured() -> None:
     kinds = ("memory-read", "random-sectors")
     settings = Settings(victims={"mlp": 400, "gemm": 200}, kinds=kinds, fence="0.4", learning=6.0, trying=30.0)
-
     learnt = [(step.victim, step.aggressor, settings.lasts(step)) for step in settings.steps() if step.kind == LEARNING]
     assert learnt == [("", "memory-read", 6.0), ("", "random-sectors", 6.0), ("mlp", "random-sectors", 30.0)]
 
@@ -183,7 +159,6 @@ def fenced_findings() -> Findings:
 
 def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_gigabytes() -> None:
     text = "\n".join(fences.lines(fenced_findings()))
-
     assert re.search(r"^aggressor +gemm +mob$", text, re.MULTILINE), text
     assert re.search(r"^memory-read( +20\.0 / 20\.0 -> 1\.10 / 1\.10){2}$", text, re.MULTILINE), text
     rates = r"^memory-read +2,147 +2,126 \(0\.99\) +1,933 \(0\.90\) +966 \(0\.45\) +960$"
@@ -204,13 +179,11 @@ def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_giga
 def test_a_fence_is_for_what_partitions_do_not_hold(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(words)
-
     assert why in capsys.readouterr().err
 
 
 def test_the_fenced_aggressor_is_compared_with_the_same_one_without_a_fence() -> None:
     found = deployments("cuda", 16, ["resnet"], ["memory-read"], Cores((), ()), "0.4")
-
     assert [each.granules for each in found[SPLIT].tenants] == [each.granules for each in found[SHARED].tenants] == [8, 7]
     assert {each.mps for each in found.values()} == {"off"}
     streaming = deployments("cuda", 16, ["gemm"], ["pcie-stream"], Cores((), ()), "0.4", "on")[SHARED]
@@ -227,7 +200,6 @@ def test_the_fenced_aggressor_is_compared_with_the_same_one_without_a_fence() ->
 
 def test_without_a_control_there_are_fewer_phases_and_the_run_is_shorter() -> None:
     settings = Settings(victims={"mlp": 400}, kinds=("small",), rounds=2, control=False)
-
     assert [step.kind for step in settings.steps()] == [ALONE, UNDER, ALONE, UNDER]
     assert settings.duration == 4 * (settings.seconds + BETWEEN)
 
@@ -255,9 +227,7 @@ def test_clients_run_on_the_last_quarter_of_a_large_machine_or_with_their_tenant
 def test_the_notes_say_where_clients_ran(clients: Clients, shown: str, noted: str) -> None:
     settings = Settings(victims={"mlp": 400, "resnet": 2000}, kinds=("small",), clients=clients)
     servers = deployments("cpu", 4, ["mlp"], ["small"], Cores((), ()))
-
     found_notes = list(notes(settings, servers, findings().combinations))
-
     assert str(clients) == shown
     assert any(noted in note for note in found_notes)
     assert (
@@ -315,7 +285,6 @@ def test_the_servers_are_configured_as_the_server_reads_it(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", kinds.KINDS.values(), ids=lambda kind: kind.name)
 def test_an_aggressor_s_connections_are_shared_by_its_processes(kind: kinds.Kind) -> None:
     jobs = kind.jobs(1, "aggressor", 1.0, rows=2, processes=2, cores=(3,))
-
     assert sum(job.connections for job in jobs) == kind.connections
     assert all(job.asks[0].data for job in jobs)
 
@@ -330,7 +299,6 @@ def test_an_answer_is_right_only_with_the_model_s_numbers() -> None:
     wanted = truth("identity")
     right, other = tensor("identity").tobytes(), (tensor("identity") + 1).tobytes()
     text = json.dumps({"outputs": [{"data": tensor("identity").ravel().tolist()}]}).encode()
-
     assert np.array_equal(wanted, tensor("identity"))
     assert wrong([b"{}" + right], "binary", wanted) == 0
     assert wrong([b"{}" + other, b"", b"{}" + right[:-4]], "binary", wanted) == 3
@@ -340,7 +308,6 @@ def test_an_answer_is_right_only_with_the_model_s_numbers() -> None:
 @pytest.mark.parametrize("victim", ["mob", "enc", "tiny"])
 def test_a_victim_of_the_change_experiment_is_asked_for_one_row_and_has_an_answer_to_compare_with(victim: str) -> None:
     wanted = truth(victim)
-
     assert (len(tensor(victim)), len(wanted)) == (1, 1)
     assert np.ptp(wanted) > 0.1
     assert wrong([b"{}" + wanted.tobytes()], "binary", wanted) == 0
@@ -348,26 +315,14 @@ def test_a_victim_of_the_change_experiment_is_asked_for_one_row_and_has_an_answe
 
 def test_a_victim_that_memory_bounds_is_nothing_but_weights_and_its_answer_depends_on_them() -> None:
     network = subjects.gemm(256, 2)
-
     assert len(network.onnx) == pytest.approx(2 * 256 * 256 * 4, rel=0.01)
     assert network.ranges["x"][1] == (1, 256), "it is made for one row"
     values = subjects.expected(network, np.random.default_rng(1).random((1, 256), np.float32))
     assert 0.1 < (values > 0).mean() < 0.9, "two layers do not die out"
 
 
-def test_a_request_says_what_it_carries() -> None:
-    ask = binary("mlp", "acme", rows=3).data
-    head, _, body = ask.partition(b"\r\n\r\n")
-
-    assert b"POST /v2/models/mlp/infer HTTP/1.1" in head
-    assert f"Content-Length: {len(body)}".encode() in head
-    assert body.endswith(tensor("mlp", 3).tobytes())
-    assert len(as_json("numbers", "acme").data) < 1 << 20
-
-
 def test_every_model_can_be_made(tmp_path: Path) -> None:
     subjects.write(tmp_path, {"identity", "numbers", "conv", "image", "wide"}, plans=False)
-
     assert sorted(path.parts[-3] for path in tmp_path.glob("*/1/model.onnx")) == [
         "conv",
         "identity",
@@ -382,7 +337,6 @@ def test_every_model_can_be_made(tmp_path: Path) -> None:
     [
         (["--only", "noise"], "'noise'; expected some of compute, transfer"),
         (["--client-cores", "100000-100001"], "may not be used by this process"),
-        (["--client-cores", "a"], "'a'; expected cores such as 12-15"),
         (["--inside", "--memory"], "--memory is for the experiment over HTTP"),
     ],
 )
@@ -400,14 +354,8 @@ def test_what_no_partition_fences_counts_as_a_leak_only_if_asked_to(name: str, m
     assert status(leaking, memory) == expected
 
 
-def test_inside_knows_fewer_aggressors_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--inside", "--only", "json"]) == 2
-    assert "--inside knows compute, transfer, three, trio, and not json" in capsys.readouterr().err
-
-
 def test_a_distribution_keeps_its_slowest_requests_when_it_is_thinned() -> None:
     values, slower = cumulative(range(100_000), points=100)
-
     assert len(values) < 300
     assert (values[0], slower[0]) == (0, 1)
     assert (values[-1], slower[-1]) == (99_999, 1 / 100_000)

@@ -32,16 +32,13 @@ def phase(kind: str, *latencies: float, turn: int = 0, wrong: int = 0) -> Phase:
 )
 def test_verdicts_follow_from_the_ratios(held: float, control: float, failed: int, wrong: int, word: str) -> None:
     found, why = decide(held, control, failed, wrong, bound=1.3)
-
     assert found == word
     assert why
 
 
 def test_the_control_is_compared_with_itself_alone() -> None:
     rounds = {ALONE: [flat(10)], UNDER: [flat(12)], CONTROL_ALONE: [flat(5)], CONTROL: [flat(20)]}
-
     verdict = judge("mlp", "small", rounds, wrong=0, bound=1.3)
-
     assert verdict.ratios["p99"] == pytest.approx(1.2)
     assert verdict.control_ratio == pytest.approx(4)
     assert verdict.word == "isolated"
@@ -49,9 +46,7 @@ def test_the_control_is_compared_with_itself_alone() -> None:
 
 def test_without_a_control_there_is_a_verdict_that_says_so() -> None:
     combination = Combination("mlp", "small", (phase(ALONE, 1, 2), phase(UNDER, 1, 2)), bound=1.3)
-
     verdict = combination.verdict()
-
     assert verdict.control is None
     assert verdict.word == "no control"
 
@@ -59,15 +54,12 @@ def test_without_a_control_there_is_a_verdict_that_says_so() -> None:
 @pytest.mark.parametrize(("under", "word"), [([flat(11), flat(91)], "too noisy"), ([flat(120), flat(140)], "leaks")])
 def test_with_an_unsteady_baseline_only_ratios_beyond_it_are_a_leak(under: list[Figures], word: str) -> None:
     rounds = {ALONE: [flat(10), flat(90)], UNDER: under, CONTROL_ALONE: [flat(5)] * 2, CONTROL: [flat(20)] * 2}
-
     verdict = judge("mlp", "small", rounds, wrong=0, bound=1.3)
-
     assert (verdict.word, verdict.spread) == (word, 5)
 
 
 def test_a_wrong_answer_in_any_phase_spoils_the_verdict() -> None:
     phases = tuple(phase(kind, 1, wrong=int(kind == CONTROL)) for kind in KINDS)
-
     assert Combination("mlp", "small", phases, bound=1.3).verdict().word == "WRONG"
 
 
