@@ -13,15 +13,24 @@ ABSENT = (Problem("", "not in the repository"),)
 
 @pytest.fixture
 def add(tmp_path):
-    """Put files into the repository, by paths below its root; model files are empty."""
+    """Put files into the repository, by paths below its root; model files are empty.
+
+    A path that ends in a slash is a folder, and "a -> b" a link.
+    """
 
     def add(*paths, **texts):
         for path in paths:
+            path, _, target = path.partition(" -> ")
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).touch()
+            if target:
+                (tmp_path / path).symlink_to(target)
+            elif path.endswith("/"):
+                (tmp_path / path).mkdir()
+            else:
+                (tmp_path / path).touch()
         for model, text in texts.items():
             (tmp_path / model).mkdir(exist_ok=True)
-            (tmp_path / model / "config.pbtxt").write_text(text)
+            (tmp_path / model / "config.pbtxt").write_bytes(text.encode("utf-8", "surrogateescape"))
 
     return add
 
@@ -75,21 +84,68 @@ def test_the_disk_is_read_each_time(repository, add):
     assert versions(repository.read("m")) == [1]
 
 
-def test_the_highest_version_is_served_by_number_not_by_spelling(repository, add):
-    add("m/2/model.onnx", "m/10/model.onnx", "m/9/model.onnx")
-    assert versions(repository.read("m")) == [10]
+SYSTEMS = "Too many levels of symbolic links"
+PLACED = "no version in it; expected m/1/model.onnx"
+NONE = "no model.onnx or model.plan in m"
+NAMED = "or give its name as default_model_filename"
+HAS_CONFIG = "m/config.pbtxt: "
+LISTINGS = [
+    # Files, and config.pbtxt; the versions that are served, and the problem.
+    (["m/2/model.onnx", "m/10/model.onnx", "m/9/model.onnx"], "", [10], None),
+    (["m/2/model.onnx", "m/10/model.onnx", "m/9/model.onnx"], "version_policy { all {} }", [2, 9, 10], None),
+    (
+        ["m/2/model.onnx"],
+        "version_policy { specific { versions: [ 2, 7 ] } }",
+        [2],
+        Problem("7", HAS_CONFIG + "version_policy names version 7, which is not there"),
+    ),
+    (["m/1/model.onnx", "m/2/notes", "m/3/notes"], "version_policy { specific { versions: [ 1 ] } }", [1], None),
+    (["m/1/model.onnx", "m/2/notes"], "", [1], Problem("2", f"{NONE}/2")),
+    (
+        ["m/1/model.onnx", "m/2", "m/3 -> gone"],
+        "version_policy { all {} }",
+        [1],
+        Problem("3", f"{NONE}/3"),
+    ),
+    (["m/1/model.onnx", "m/2/model.onnx -> model.onnx"], "", [1], Problem("2", f"m/2/model.onnx/model.onnx: {SYSTEMS}")),
+    (["m/1/model.onnx/other.bin"], "", [], Problem("1", "m/1/model.onnx: Is a directory")),
+    (["m/1/model.onnx", "m/configs/other.pbtxt", "m/warmup/input", "m/initial_state/zeros"], "", [1], None),
+    (["m.onnx", "m/1/model.onnx", ".hidden.onnx", "notes.txt"], "", [1], None),
+    (["m/1/model.onnx"], 'name: "m"', [1], None),
+    (["m/1/model.onnx"], 'name: "n"', [], Problem("", HAS_CONFIG + "name is 'n'; expected 'm' as the directory, or none")),
+    (["m/1/model.onnx"], "# \udcff", [], Problem("", HAS_CONFIG + "not UTF-8 at byte 2")),
+    (["m/1/model.onnx", "m/config.pbtxt/"], None, [], Problem("", HAS_CONFIG + "Is a directory")),
+    (["m/1/model.onnx"], "#" * (1 << 20) + "\n", [], Problem("", HAS_CONFIG + "has 1048577 bytes; at most 1048576 are read")),
+    (["m/config.pbtxt"], "", [], Problem("", PLACED)),
+    (["m.onnx"], None, [], Problem("", "m.onnx is not in a folder of its own; move it to m/1/model.onnx")),
+    (["m.plan"], None, [], Problem("", "m.plan is not in a folder of its own; move it to m/1/model.plan")),
+    (["m/model.onnx"], None, [], Problem("", f"{PLACED}; m/model.onnx is there: move it to m/1/model.onnx")),
+    (["m/m.plan"], None, [], Problem("", f"{PLACED}; m/m.plan is there: move it to m/1/model.plan")),
+    (["m/onnx/model.onnx"], None, [], Problem("", f"{PLACED}; m/onnx/model.onnx is there: move it to m/1/model.onnx")),
+    (["m/1"], None, [], Problem("", f"{PLACED}; m/1 is a file, and a version is a folder")),
+    (["m/1/my.onnx"], None, [], Problem("1", f"{NONE}/1; my.onnx is there: rename it to model.onnx, {NAMED}")),
+    (["m/1/my.plan"], None, [], Problem("1", f"{NONE}/1; my.plan is there: rename it to model.plan, {NAMED}")),
+    (
+        ["m/1/model.onnx"],
+        'default_model_filename: "best.onnx"',
+        [],
+        Problem("1", f"no best.onnx in m/1; model.onnx is there: rename it to best.onnx, {NAMED}"),
+    ),
+]
 
 
-def test_the_policy_selects_versions_in_ascending_order(repository, add):
-    add("m/2/model.onnx", "m/10/model.onnx", "m/9/model.onnx", m="version_policy { all {} }")
-    assert versions(repository.read("m")) == [2, 9, 10]
-
-
-def test_missing_version_of_the_policy_is_a_problem(repository, add):
-    add("m/2/model.onnx", m="version_policy { specific { versions: [ 2, 7 ] } }")
+@pytest.mark.parametrize(("files", "config", "served", "problem"), LISTINGS)
+def test_versions_are_served_or_are_a_problem_with_what_to_do(repository, add, files, config, served, problem):
+    add(*files, **({} if config is None else {"m": config}))
+    assert repository.names() == ["m"]
     listing = repository.read("m")
-    assert versions(listing) == [2]
-    assert problem(listing) == Problem("7", "m/config.pbtxt: version_policy names version 7, which is not there")
+    assert (versions(listing), listing.problems) == (served, (problem,) if problem else ())
+    assert problem or listing.warnings == ()
+
+
+def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(repository, add):
+    add("m -> m")
+    assert problem(repository.read("m")) == Problem("", f"m: {SYSTEMS}")
 
 
 def test_a_plan_is_taken_where_there_is_no_onnx_file(repository, tmp_path, add):
@@ -102,42 +158,6 @@ def test_an_onnx_file_goes_before_a_plan_unless_the_platform_says_otherwise(repo
     assert repository.read("m").files[0].path.name == "model.onnx"
     add(m='platform: "tensorrt_plan"')
     assert repository.read("m").files[0].path.name == "model.plan"
-
-
-def test_a_file_that_is_named_has_no_substitute(repository, add):
-    add("m/1/model.onnx", m='default_model_filename: "best.onnx"')
-    hint = "model.onnx is there: rename it to best.onnx, or give its name as default_model_filename"
-    assert problem(repository.read("m")) == Problem("1", f"no best.onnx in m/1; {hint}")
-
-
-@pytest.mark.parametrize(
-    ("path", "version", "reason"),
-    [
-        ("m.onnx", "", "m.onnx is not in a folder of its own; move it to m/1/model.onnx"),
-        ("m.plan", "", "m.plan is not in a folder of its own; move it to m/1/model.plan"),
-        ("m/model.onnx", "", "no version in it; expected m/1/model.onnx; m/model.onnx is there: move it to m/1/model.onnx"),
-        ("m/m.plan", "", "no version in it; expected m/1/model.onnx; m/m.plan is there: move it to m/1/model.plan"),
-        ("m/onnx/model.onnx", "", "no version in it; expected m/1/model.onnx; m/onnx/model.onnx is there: move it to m/1/"),
-        ("m/1", "", "no version in it; expected m/1/model.onnx; m/1 is a file, and a version is a folder"),
-        (
-            "m/1/my.onnx",
-            "1",
-            "no model.onnx or model.plan in m/1; my.onnx is there: rename it to model.onnx, or give its name as default_model_",
-        ),
-        ("m/1/my.plan", "1", "no model.onnx or model.plan in m/1; my.plan is there: rename it to model.plan, or give its name"),
-    ],
-)
-def test_a_file_in_another_place_is_met_with_what_to_do(repository, add, path, version, reason):
-    add(path)
-    assert repository.names() == ["m"]
-    found = problem(repository.read("m"))
-    assert (found.version, found.reason[: len(reason)]) == (version, reason)
-
-
-def test_a_folder_goes_before_a_file_beside_it(repository, add):
-    add("m.onnx", "m/1/model.onnx", ".hidden.onnx", "notes.txt")
-    assert repository.names() == ["m"]
-    assert versions(repository.read("m")) == [1]
 
 
 def test_a_byte_order_mark_is_skipped(repository, tmp_path, add):
@@ -159,23 +179,11 @@ def test_a_directory_that_is_no_version_is_skipped_with_a_warning(repository, ad
     assert listing.warnings == (warning,)
 
 
-def test_tritons_other_directories_cause_no_warning(repository, add):
-    add("m/1/model.onnx", "m/configs/other.pbtxt", "m/warmup/input", "m/initial_state/zeros")
-    listing = repository.read("m")
-    assert (versions(listing), listing.problems, listing.warnings) == ([1], (), ())
-
-
 def test_long_lists_of_skipped_directories_are_shortened(repository, add):
     add("m/1/model.onnx", *(f"m/x{number:03}/notes" for number in range(100)))
     (warning,) = repository.read("m").warnings
     named = ", ".join(f"x{number:03}" for number in range(16))
     assert warning.startswith(f"m: not looked into: {named} and 84 more; a version is")
-
-
-def test_a_version_that_the_policy_does_not_select_may_have_no_model(repository, add):
-    add("m/1/model.onnx", "m/2/notes.txt", "m/3/notes.txt", m="version_policy { specific { versions: [ 1 ] } }")
-    listing = repository.read("m")
-    assert (versions(listing), listing.problems) == ([1], ())
 
 
 def test_missing_versions_of_the_policy_are_one_problem(repository, add):
@@ -188,52 +196,11 @@ def test_missing_versions_of_the_policy_are_one_problem(repository, add):
     assert found.reason == reason
 
 
-def test_a_version_without_a_model_is_a_problem_and_an_older_one_serves(repository, add):
-    add("m/1/model.onnx", "m/2/notes.txt")
-    listing = repository.read("m")
-    assert versions(listing) == [1]
-    assert problem(listing) == Problem("2", "no model.onnx or model.plan in m/2")
-
-
-def test_a_version_that_is_a_dangling_link_is_a_problem_and_a_file_is_no_version(repository, tmp_path, add):
-    add("m/1/model.onnx", "m/2", m="version_policy { all {} }")
-    (tmp_path / "m/3").symlink_to("gone")
-    listing = repository.read("m")
-    assert ([item.version for item in listing.problems], listing.warnings) == (["3"], ())
-
-
-def test_a_model_without_versions_is_a_problem(repository, add):
-    add("m/config.pbtxt")
-    assert problem(repository.read("m")) == Problem("", "no version in it; expected m/1/model.onnx")
-
-
 def test_broken_configuration_leaves_nothing_to_serve_and_one_problem(repository, add):
     add("m/1/model.onnx", m="\nmax_batch_size: many")
     listing = repository.read("m")
     assert (listing.files, problem(listing).version) == ((), "")
     assert problem(listing).reason.startswith("m/config.pbtxt:2:")
-
-
-def test_configuration_that_is_not_utf_8_is_a_problem(repository, tmp_path, add):
-    add("m/1/model.onnx")
-    (tmp_path / "m/config.pbtxt").write_bytes(b"# \xff")
-    assert problem(repository.read("m")).reason == "m/config.pbtxt: not UTF-8 at byte 2"
-
-
-def test_configuration_that_cannot_be_read_is_a_problem(repository, tmp_path, add):
-    add("m/1/model.onnx")
-    (tmp_path / "m/config.pbtxt").mkdir()
-    assert problem(repository.read("m")).reason == "m/config.pbtxt: Is a directory"
-
-
-def test_a_name_other_than_the_directory_is_a_problem(repository, add):
-    add("m/1/model.onnx", m='name: "n"')
-    assert problem(repository.read("m")).reason == "m/config.pbtxt: name is 'n'; expected 'm' as the directory, or none"
-
-
-def test_the_name_may_be_the_directory(repository, add):
-    add("m/1/model.onnx", m='name: "m"')
-    assert versions(repository.read("m")) == [1]
 
 
 def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
@@ -346,19 +313,6 @@ def test_a_tokenizer_that_cannot_be_looked_at_is_none(repository, tmp_path, add)
     assert [file.text for file in repository.read("a").files] == [None]
 
 
-def test_a_model_that_cannot_be_opened_is_a_problem_with_the_systems_reason(repository, tmp_path, add):
-    add("m/1/model.onnx", "m/2/notes")
-    (tmp_path / "m/2/model.onnx").symlink_to("model.onnx")
-    listing = repository.read("m")
-    assert versions(listing) == [1]
-    assert problem(listing) == Problem("2", "m/2/model.onnx/model.onnx: Too many levels of symbolic links")
-
-
-def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(repository, tmp_path):
-    (tmp_path / "m").symlink_to("m")
-    assert problem(repository.read("m")) == Problem("", "m: Too many levels of symbolic links")
-
-
 def test_a_model_of_several_files_may_be_a_directory(repository, add):
     add("m/1/model.onnx/model.onnx")
     add("n/1/big/model.onnx", n='default_model_filename: "big" backend: "onnxruntime"')
@@ -367,11 +321,6 @@ def test_a_model_of_several_files_may_be_a_directory(repository, add):
         ("model.onnx", "model.onnx/model.onnx"),
         ("big", "big/model.onnx"),
     ]
-
-
-def test_a_directory_without_a_model_in_it_is_none(repository, add):
-    add("m/1/model.onnx/other.bin")
-    assert problem(repository.read("m")) == Problem("1", "m/1/model.onnx: Is a directory")
 
 
 LABELLED = 'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
@@ -418,11 +367,6 @@ def test_what_is_no_file_is_a_problem_and_is_not_waited_for(repository, add, tmp
     (tmp_path / path).unlink(missing_ok=True)
     make(tmp_path / path)
     assert problem(repository.read("m")).reason.startswith(f"{where}: is {what}; expected a file")
-
-
-def test_a_configuration_that_is_too_large_is_refused_before_it_is_parsed(repository, add):
-    add("m/1/model.onnx", m="#" * (1 << 20) + "\n")
-    assert problem(repository.read("m")).reason == "m/config.pbtxt: has 1048577 bytes; at most 1048576 are read"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../n/labels.txt", "a/../../labels.txt", r"a\000b"])
