@@ -144,18 +144,18 @@ def test_a_file_in_place_of_a_command_is_refused_with_what_takes_it(tmp_path: Pa
     assert f"unexpected '{path}'; did you mean --config {path}?" in capsys.readouterr().err
 
 
-def test_serve_with_a_file_that_is_not_there_says_how_a_configuration_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "absent.toml"], "unexpected 'absent.toml'; a configuration is given as --config FILE"),
+        (["--prot", "1"], "greenlane serve: error: unrecognized arguments: --prot 1"),
+    ],
+)
+def test_serve_refuses_words_that_it_does_not_know(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "absent.toml"])
+        main(words)
     assert ended.value.code == 2
-    assert "unexpected 'absent.toml'; a configuration is given as --config FILE" in capsys.readouterr().err
-
-
-def test_serve_refuses_words_that_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--prot", "1"])
-    assert ended.value.code == 2
-    assert "greenlane serve: error: unrecognized arguments: --prot 1" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_module_and_script_are_the_same_command() -> None:

@@ -30,15 +30,23 @@ def used(meter: Meter) -> list[tuple[int, int, dict[str, int]]]:
     return [(each.works, each.used, dict(each.borrowed)) for each in meter.usages()]
 
 
-def test_works_on_a_stream_begin_at_their_launch_or_at_the_end_of_the_one_before() -> None:
+@pytest.mark.parametrize(
+    ("hosted", "works", "sizes"),
+    [
+        (False, [(100, 110, 200, -1), (150, 201, 300, -1), (900, 901, 1000, -1)], [100, 100, 100]),
+        (True, [(100, 150, 200, -1), (100, 200, 300, 70), (300, 300, 400, 500)], [50, 70, 100]),
+    ],
+    ids=["from their launch or the end of the one before", "on cores from when a thread runs them, as long as it ran"],
+)
+def test_works_are_counted(hosted: bool, works: list[tuple[int, int, int, int]], sizes: list[int]) -> None:
     meter = Meter()
-    metering = Metering(meter, HOME, hosted=False)
+    metering = Metering(meter, HOME, hosted=hosted)
     counter = metering.counter(Timed(), "m/1#1")
-    for launched, waited, ended in ((100, 110, 200), (150, 201, 300), (900, 901, 1000)):
+    for launched, waited, ended, most in works:
         each = flight(launched, counter)
         metering.begin(each, waited)
-        metering.end(each, ended, -1)
-    assert used(meter) == [(3, 4 * (100 + 100 + 100), {})]
+        metering.end(each, ended, most)
+    assert used(meter) == [(3, 4 * sum(sizes), {})]
 
 
 def test_what_a_model_took_is_kept_when_it_is_forgotten_and_its_executor_is_not() -> None:
@@ -55,36 +63,20 @@ def test_what_a_model_took_is_kept_when_it_is_forgotten_and_its_executor_is_not(
     assert used(meter) == [(2, 4 * 200, {})]
 
 
-def test_works_on_cores_begin_when_a_thread_runs_them_and_take_no_more_than_it_ran() -> None:
-    meter = Meter()
-    metering = Metering(meter, HOME, hosted=True)
-    counter = metering.counter(Timed(), "m/1#1")
-    for launched, waited, ended, most in ((100, 150, 200, -1), (100, 200, 300, 70), (300, 300, 400, 500)):
-        each = flight(launched, counter)
-        metering.begin(each, waited)
-        metering.end(each, ended, most)
-    assert used(meter) == [(3, 4 * (50 + 70 + 100), {})]
-
-
-def test_wide_works_borrow() -> None:
+@pytest.mark.parametrize(
+    ("place", "ended", "units", "borrowed"), [(WIDE, 15, 4 * 15, {"globex": 8 * 5}), (NARROW, 50, 4 * 10 + 1 * 40, {})]
+)
+def test_wide_works_borrow_and_narrow_ones_use_the_units_that_they_run_on(
+    place: Place, ended: int, units: int, borrowed: dict[str, int]
+) -> None:
+    """The rest of the share rests during narrow works; what runs longer on fewer units is not dearer."""
     meter = Meter()
     metering = Metering(meter, HOME, hosted=False)
-    for place, ended in ((None, 10), (WIDE, 15)):
-        each = flight(0, metering.counter(Timed(), "m/1#1", place))
+    for where, until in ((None, 10), (place, ended)):
+        each = flight(0, metering.counter(Timed(), "m/1#1", where))
         metering.begin(each, 0)
-        metering.end(each, ended, -1)
-    assert used(meter) == [(2, 4 * 15, {"globex": 8 * 5})]
-
-
-def test_narrow_works_use_the_units_that_they_run_on_and_no_others() -> None:
-    """The rest of the share rests meanwhile; what runs longer on fewer units is not dearer."""
-    meter = Meter()
-    metering = Metering(meter, HOME, hosted=False)
-    for place, ended in ((None, 10), (NARROW, 50)):
-        each = flight(0, metering.counter(Timed(), "m/1#1", place))
-        metering.begin(each, 0)
-        metering.end(each, ended, -1)
-    assert used(meter) == [(2, 4 * 10 + 1 * 40, {})]
+        metering.end(each, until, -1)
+    assert used(meter) == [(2, units, borrowed)]
 
 
 def test_executors_whose_device_measures_are_not_measured_here() -> None:
