@@ -357,11 +357,6 @@ async def test_routes_are_503_before_the_runtime_exists(method: str, path: str) 
         assert (await http.get("/v2/health/live")).json() == {"live": True}
 
 
-def test_repr_of_application(pair: Served) -> None:
-    assert repr(pair.application).startswith("<Application (<Service serving, of acme, globex>, <Controller serving")
-    assert repr(Application(lambda: demo(None))) == "<Application None>"
-
-
 @pytest.mark.parametrize(
     ("body", "text"),
     [

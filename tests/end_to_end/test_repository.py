@@ -295,7 +295,3 @@ def test_served_models_survive_a_missing_repository(root: Path, changing: Served
     answer = load(mine, "identity")
     assert (answer.status_code, answer.json()["error"]) == (400, "failed to load 'identity': not in the repository")
     assert data(infer(mine, "identity", SMALL)) == [1, 2]
-
-
-def test_repr_of_model_loader(root: Path, changing: Served) -> None:
-    assert repr(changing.runtime.model_loader) == f"<ModelLoader <Repository {root}>, 4 engines>"

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from engines import ExecutionFailed, Room, Tensor, on_stream
-from engines.cuda.stream_order import StreamOrder
 from engines.streams import selected
 from engines.tensorrt.plan import LogOnce
 from engines.verification.rows import run_on
@@ -361,11 +360,6 @@ def test_a_stream_may_be_an_object_that_says_its_handle(make: Callable[[int], An
 def test_objects_that_are_no_stream_are_refused_with_what_is_expected(stream: object) -> None:
     with pytest.raises(TypeError, match="is no stream; expected its handle as an integer"), on_stream(stream):
         pass
-
-
-def test_an_ordering_describes_itself(bench: Bench) -> None:
-    order = StreamOrder(0, bench.partition.stream, 0, bench.device.make_current().create_event())
-    assert repr(order) == f"<StreamOrder with stream {bench.partition.handle:#x} of device 0>"
 
 
 # F34 to F38: staging through the host.

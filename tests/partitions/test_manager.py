@@ -175,17 +175,6 @@ def test_only_a_plan_can_be_carved(move: object) -> None:
         PartitionManager(FakeDevice()).carve(move)  # type: ignore[arg-type]
 
 
-def test_the_manager_s_repr_of_one_granule_is_singular() -> None:
-    assert repr(PartitionManager(FakeDevice((1,)))) == "<PartitionManager 1 granule, all free>"
-
-
-def test_the_manager_s_repr_shows_the_holders() -> None:
-    manager = PartitionManager(FakeDevice())
-    assert repr(manager) == "<PartitionManager 4 granules, all free>"
-    _held(manager, {"acme": 1, "globex": 2})
-    assert repr(manager) == "<PartitionManager 4 granules, acme: [0], globex: [1, 2]>"
-
-
 def test_the_partition_of_a_holder_is_the_one_that_was_carved_for_it() -> None:
     device = FakeDevice()
     manager = PartitionManager(device)

@@ -57,11 +57,6 @@ def test_patterns_are_classified_at_any_size_and_with_some_noise(stripes, size, 
     assert found == {(kind, width): [kind.removeprefix("other ")] for kind, width in found}
 
 
-@pytest.mark.parametrize("kind", ["horizontal", "vertical", "checkerboard"])
-def test_the_finest_patterns_are_classified(stripes, kind):
-    assert classify(stripes, [image(kind, (16, 16), 1)]) == [kind]
-
-
 @pytest.mark.parametrize(("contrast", "brightness"), [(0.1, 0), (0.1, 0.9), (-1, 1), (255, 0), (100, -50)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_contrast_and_brightness_do_not_matter(stripes, kind, contrast, brightness):
@@ -77,22 +72,6 @@ def test_every_image_of_a_batch_is_classified_by_itself(stripes):
 @pytest.mark.parametrize("size", [(0, 0), (0, 8), (8, 0), (1, 1), (1, 9), (16, 16)])
 def test_a_flat_image_gives_probabilities_all_the_same(stripes, size, value):
     classify(stripes, [np.full(size, value)])
-
-
-def test_a_flat_image_is_no_pattern_more_than_another(stripes):
-    probabilities, _ = stripes.run(None, {"image": np.full((1, 1, 9, 7), 0.5, np.float32)})
-    assert probabilities == pytest.approx(0.25)
-
-
-def test_the_same_image_gives_the_same_answer(stripes):
-    one, two = (stripes.run(None, {"image": image("diagonal", (32, 32), 3, 0.1)[None, None]}) for _ in range(2))
-    assert (one[0] == two[0]).all()
-
-
-def test_identity_gives_back_what_it_got(root):
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    (y,) = ort.InferenceSession(root / "identity" / "1" / "model.onnx").run(["y"], {"x": x})
-    assert (y == x).all()
 
 
 @pytest.mark.parametrize("name", ["stripes", "identity"])

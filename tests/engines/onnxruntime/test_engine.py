@@ -281,15 +281,6 @@ def test_shapes_without_end_are_served(load: Loader, partition: CpuPartition) ->
             assert len(run(executor, np.zeros(count, np.float32), room=memory.room)[0]) == count
 
 
-def test_a_repr_shows_the_model_and_how_often_it_ran(load: Loader, partition: CpuPartition) -> None:
-    executor = load(models.identity()).bind(partition)
-    assert repr(executor) == "<OnnxExecutor 0.onnx, 1 run>"
-    run(executor, np.zeros((1, 1), np.float32))
-    executor.close()
-    assert repr(executor) == "<OnnxExecutor 0.onnx, 2 runs, closed>"
-    assert repr(executor.engine) == f"<OnnxEngine 0.onnx {executor.engine.signature!r}>"
-
-
 # Files
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from engines import ExecutionFailed, ModelRefused, Tensor, TensorMismatch
-from engines.cuda.staging import Staging
 from engines.model_files.profiles import Profile, Range
 from tests.engines.simulated import AFFINE, ROWS, Bench, affine, assert_right, opened, rows
 from tests.engines.tensors import array, run
@@ -415,9 +414,3 @@ def test_several_executors_of_one_engine_are_in_flight_together(bench: Bench) ->
     assert [array(work.wait()[0]).tolist() for work in works] == [affine(each).tolist() for each in data]
     for executor in executors:
         executor.close()
-
-
-def test_the_parts_of_an_executor_have_reprs(bench: Bench, executor: Any) -> None:
-    assert repr(executor.instance.contexts[0]) == "<Context of affine1.plan, profile 0, shapes ((2, 3),)>"
-    assert repr(executor.instance) == "<Instance of affine1.plan, 2 contexts, used by 1>"
-    assert repr(Staging(print, bench.device, [128, 128], 1)) == "<Staging of 256 bytes in 0 slots>"

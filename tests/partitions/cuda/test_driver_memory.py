@@ -246,13 +246,6 @@ def test_what_was_taken_is_forgotten_after_thousands_of_others(driver: Driver, m
     assert driver.load(0, driver.taken()).nbytes == 0
 
 
-def test_they_name_what_they_have(driver: Driver) -> None:
-    taken = driver.load(30, driver.taken())
-    assert "30" in repr(taken)
-    free(taken)
-    assert repr(driver.memory) == "<DriverMemory, 30 bytes kept of what was freed>"
-
-
 def test_what_a_child_does_is_a_change_only_where_the_whole_device_is_measured(driver: Driver) -> None:
     for own, unmeasured in ((True, 0), (False, 1)):
         memory = DriverMemory(driver.level, own=own)

@@ -106,11 +106,3 @@ async def test_watching_resumes_after_all_requests_were_answered() -> None:
         await client.listened.wait()
         watcher.unwatch(answer)
         await client.cancelled.wait()
-
-
-async def test_disconnect_watcher_repr() -> None:
-    watcher, answer = DisconnectWatcher(patience=60), waiting()
-    watcher.watch(answer, Client().receive)
-    assert repr(watcher) == "<DisconnectWatcher 1 waiting>"
-    watcher.unwatch(answer)
-    assert repr(watcher) == "<DisconnectWatcher 0 waiting>"

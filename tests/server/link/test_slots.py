@@ -264,10 +264,6 @@ def test_outputs_inside_the_room_and_elsewhere_are_all_stored_whole(plan: list[t
     assert all(left + size <= right for (left, size), (right, _) in pairwise(taken))
 
 
-def test_repr_shows_number_and_size() -> None:
-    assert repr(slot_of(3)) == "<Slot 3, 0 bytes>"
-
-
 def test_large_outputs_are_copied_without_the_gil() -> None:
     nbytes = 1 << 26
     slot = slot_of(nbytes=2 * nbytes)

@@ -65,10 +65,6 @@ def test_a_root_that_is_not_there_raises_naming_it(tmp_path):
         Repository(tmp_path / "nowhere", {}).names()
 
 
-def test_the_repository_shows_its_root(repository, tmp_path):
-    assert repr(repository) == f"<Repository {tmp_path}>"
-
-
 def test_a_model_needs_no_configuration(repository, tmp_path, add):
     add("m/1/model.onnx", "m/labels.txt", "m/.cache/x")
     listing = repository.read("m")

@@ -157,12 +157,6 @@ def test_a_withdrawn_request_is_not_batched() -> None:
     assert scheduler.choose(0.0).members == ()
 
 
-def test_repr_shows_what_waits_and_what_is_in_flight() -> None:
-    scheduler = filled(Scheduler(limit=4, in_flight_limit=1), 0, 1)
-    scheduler.take()
-    assert repr(scheduler) == "<Scheduler 1/4 waiting, 1/1 in flight>"
-
-
 class Model(RuleBasedStateMachine):
     """Compares the scheduler with a model that sorts a plain list."""
 

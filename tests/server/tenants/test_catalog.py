@@ -249,12 +249,6 @@ def test_as_json_of_an_entry_leaves_out_empty_fields() -> None:
     assert unavailable("m").as_json() == {"name": "m", "state": "UNAVAILABLE", "reason": "broken"}
 
 
-def test_repr_shows_how_many_are_ready() -> None:
-    made = catalog(served("m", "1"), served("m", "2"))
-    made.announce("k")
-    assert repr(made) == "<Catalog 2 ready, 2 known>"
-
-
 def routed(made: Catalog, count: int) -> str:
     """The versions of m that so many requests without one get."""
     return "".join(made.route("m").version for _ in range(count))
