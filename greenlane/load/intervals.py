@@ -37,7 +37,7 @@ class Interval:
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
-def growth(before: Sequence[Samples], after: Sequence[Samples], quantile: float, seed: int = 1) -> Interval:
+def growth(before: Sequence[Samples], after: Sequence[Samples], quantile: float) -> Interval:
     """How many times larger a percentile is after than before: phases of the same rounds, in the same order.
 
     The estimate is of all rounds together; rounds in which one side has no request are left out. UNKNOWN where none is left.
@@ -48,7 +48,7 @@ def growth(before: Sequence[Samples], after: Sequence[Samples], quantile: float,
         return UNKNOWN
     sides = [[both[0] for both in rounds], [both[1] for both in rounds]]
     base, other = (percentile(np.sort(np.concatenate([b for turn in side for b in turn])).tolist(), quantile) for side in sides)
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(1)
     ratios = np.sort([_drawn(sides[0], sides[1], quantile, draw) for _ in range(DRAWS)])
     low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(other / base, float(low), float(high))
@@ -75,11 +75,11 @@ def _drawn(before: list[list[Latencies]], after: list[list[Latencies]], quantile
     return found[1] / found[0]
 
 
-def later(before: Sequence[float], after: Sequence[float], seed: int = 1) -> Interval:
+def later(before: Sequence[float], after: Sequence[float]) -> Interval:
     """By how much the median is larger after than before, of values that do not depend on each other. UNKNOWN of nothing."""
     if not (len(before) and len(after)):
         return UNKNOWN
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(1)
     sides = [np.asarray(side)[draw.integers(len(side), size=(DRAWS, len(side)))] for side in (before, after)]
     drawn = np.median(sides[1], axis=1) - np.median(sides[0], axis=1)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

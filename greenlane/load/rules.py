@@ -119,7 +119,6 @@ def rule(
     control: Sequence[Samples],
     busy: float,
     others: float = 0.0,
-    bound: float = BOUND,
 ) -> tuple[Ruling, Growth, Growth]:
     """The verdict on three sets of phases; `busy` is the part of the time in which the aggressor was, beside the victim.
 
@@ -130,7 +129,7 @@ def rule(
     held, shared = compare(alone, beside, control)
     if OTHERS < others < PLAIN_OTHERS and plain(alone, beside):
         others = OTHERS
-    return decide(held, shared, [failures(alone), failures(beside), failures(control)], busy, others, bound), held, shared
+    return decide(held, shared, [failures(alone), failures(beside), failures(control)], busy, others, BOUND), held, shared
 
 
 def plain(alone: Sequence[Samples], beside: Sequence[Samples]) -> bool:

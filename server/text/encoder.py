@@ -178,7 +178,7 @@ def _notes(options: TextOptions, folder: TextFolder, rank: int) -> tuple[str, ..
     said = {
         "pooling": (options.pooling or None, folder.pooling if rank == 3 and folder.pooling else None),
         "normalize": (options.normalize, folder.normalize),
-        "max_tokens": (options.max_tokens or None, min(options.max_tokens, folder.most) or None),
+        "max_tokens": (options.max_tokens or None, min(options.max_tokens or 0, folder.most) or None),
     }
     return tuple(
         f"text.{key} is {json.dumps(ours)}, which goes before what the files beside tokenizer.json say, {json.dumps(theirs)}"

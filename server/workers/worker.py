@@ -44,7 +44,6 @@ class Worker:
         on_lost: Callable[[DeviceLost], None],
         priorities: GilPriorities,
         on_error: Callable[[Exception], None] = _ignore,
-        launch_loop: bool = True,
         meter: Meter | None = None,
     ) -> None:
         self.home = home
@@ -53,7 +52,6 @@ class Worker:
         self._wide: WidePlacement | None = None
         self._narrow: NarrowPlacement | None = None
         self._pace: Pace | None = None
-        self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
         self._on_error = on_error
@@ -209,7 +207,7 @@ class Worker:
             return ready
         if ready:
             ready.close()
-        if not self._uses_loop or self.partition.host_cores is not None:
+        if self.partition.host_cores is not None:
             return None
         return open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot)
 

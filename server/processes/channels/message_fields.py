@@ -93,7 +93,7 @@ def encode_hook(value: Any) -> Any:
     """
     if isinstance(value, np.dtype):
         return value.str
-    if isinstance(value, (ModelOptions, TenantConfig)):
+    if isinstance(value, (ModelOptions, TenantConfig, TextOptions)):
         return values_of(value, list(type(value).model_fields))
     if isinstance(value, Labels):
         return dict(value.files)
@@ -122,8 +122,8 @@ def _tenant_of(fields: dict[str, Any]) -> TenantConfig:
 
 def _options_of(fields: dict[str, Any]) -> ModelOptions:
     """The table [models.NAME] of these values, with the class of `text` again."""
-    options = ModelOptions.model_construct(**tuples_of(fields))
-    return options if options.text is None else options.model_copy(update={"text": TextOptions(*options.text)})
+    text = fields.get("text")
+    return ModelOptions.model_construct(**tuples_of(fields) | {"text": text and TextOptions.model_construct(**text)})
 
 
 def values_of(table: Section, keys: Sequence[str]) -> dict[str, Any]:
