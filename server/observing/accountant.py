@@ -173,7 +173,7 @@ class Accountant:
                     await together(self._say(device) for device in fenced)
                 self._history.add(totals)
                 if self._files and self._files.due(totals):
-                    await self._files.write(totals)
+                    self._files.begin_writing(totals)  # It may take long.
             except Exception as error:
                 self._warn(error)
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from partitions.regular_file import open_regular
+
 from ..accounts.usage import NS, DeviceTotals, Moved, Totals
 from ..host.line_file import MODE
 
@@ -23,6 +25,8 @@ COLUMNS = (
 )
 """New ones come last. A file with other columns, of another version, is left as it is, and another one begun for that day."""
 PERIOD = 60 * NS
+_LATE = 60.0
+"""Seconds after which the log says that rows have not been written, as by a disk in the network that hangs."""
 
 
 class UsageFiles:
@@ -35,6 +39,7 @@ class UsageFiles:
         self._directory = directory
         self._written: Totals | None = None
         self._writing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._failing = False
 
     def begin(self, totals: Totals) -> None:
@@ -42,17 +47,30 @@ class UsageFiles:
         self._written = totals
 
     def due(self, totals: Totals) -> bool:
-        """Whether a period has ended: a minute of the clock, and so also a day."""
-        return self._written is None or totals.wall // PERIOD != self._written.wall // PERIOD
+        """Whether a period has ended, a minute of the clock, and so also a day, and no other is being written."""
+        return not self._tasks and (self._written is None or totals.wall // PERIOD != self._written.wall // PERIOD)
 
     async def write(self, totals: Totals) -> None:
+        """As `begin_writing`, and wait for that. It goes on where the caller is cancelled, so that nothing is written twice."""
+        await asyncio.shield(self.begin_writing(totals))
+
+    def begin_writing(self, totals: Totals) -> asyncio.Task[None]:
         """Append the rows of the period since the last call, to the file of the day in which that began. Raises nothing."""
+        task = asyncio.create_task(self._write(totals))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _write(self, totals: Totals) -> None:
         async with self._writing:
             before = self._written
             if before is None or totals.at <= before.at:
                 return
             text = "".join(f"{row}\n" for row in rows(before, totals))
             path = self._directory / f"usage-{_time(before.wall)[:10]}.csv"
+            late = asyncio.get_running_loop().call_later(
+                _LATE, log.error, "%s: what was used has not been written for %g s", path, _LATE
+            )
             try:
                 await asyncio.to_thread(_append, path, text)
             except OSError as error:
@@ -63,6 +81,8 @@ class UsageFiles:
                 if self._failing:
                     log.warning("%s: what was used is written again", path)
                 self._failing, self._written = False, totals
+            finally:
+                late.cancel()
 
 
 def rows(before: Totals, now: Totals) -> Iterator[str]:
@@ -97,7 +117,7 @@ def _append(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not _begins_like(path):
         path = path.with_stem(f"{path.stem}-{len(COLUMNS.split(','))}")
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, MODE)
     try:
         end = _whole_lines(file)
         data = (text if end else f"{COLUMNS}\n{text}").encode()
@@ -115,7 +135,7 @@ def _append(path: Path, text: str) -> None:
 
 def _begins_like(path: Path) -> bool:
     """Whether a file has these columns, or no whole line yet."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.readline(65536)
     return not first.endswith(b"\n") or first == f"{COLUMNS}\n".encode()
 

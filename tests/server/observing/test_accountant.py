@@ -4,6 +4,8 @@ import asyncio
 import csv
 import errno
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -403,3 +405,63 @@ async def test_the_end_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.M
     monkeypatch.setattr(files, "write", hang)
     monkeypatch.setattr("server.observing.accountant.LIMIT", 0.01)
     await site.accountant.write()
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that takes nothing before this is set."""
+    gate, write = threading.Event(), os.write
+
+    def wait(file: int, data: bytes) -> int:
+        gate.wait()
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", wait)
+    yield gate
+    gate.set()
+
+
+async def test_rows_whose_end_was_not_waited_for_are_not_written_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stuck: threading.Event
+) -> None:
+    """The end of the server waits for two seconds, and asks again: what was written meanwhile was in two rows."""
+    files = UsageFiles(tmp_path)
+    site = Site(files)
+    files.begin(site.accountant.totals())
+    monkeypatch.setattr("server.observing.accountant.LIMIT", 0.01)
+    site.now = NS
+    await site.accountant.write()
+    monkeypatch.setattr("server.observing.accountant.LIMIT", 60)
+    stuck.set()
+    site.now = 2 * NS
+    await site.accountant.write()
+    (found,) = parsed(tmp_path).values()
+    assert [(row["from"][17:19], row["to"][17:19]) for row in found] == [("00", "01")] * 2 + [("01", "02")] * 2
+    assert sum(_ns(row["granted"]) for row in found) == 8 * NS
+
+
+async def test_the_account_goes_on_while_the_disk_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stuck: threading.Event
+) -> None:
+    site = Site(UsageFiles(tmp_path))
+    monkeypatch.setattr("server.observing.accountant.INTERVAL", 0.001)
+    site.accountant.start()
+    for minute in (1, 2, 3):
+        site.now = minute * 60 * NS
+        while (last := site.accountant.before(MIDNIGHT + site.now)) is None or last.at != site.now:
+            await asyncio.sleep(0.001)
+    stuck.set()
+    await site.accountant.close()
+    (found,) = parsed(tmp_path).values()
+    assert sum(_ns(row["granted"]) for row in found) == 4 * 180 * NS
+
+
+async def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "usage-2026-11-22.csv")
+    files = UsageFiles(tmp_path)
+    site = Site(files)
+    files.begin(site.accountant.totals())
+    site.now = NS
+    await files.write(site.accountant.totals())
+    (record,) = caplog.records
+    assert "is a named pipe; expected a file" in record.getMessage()
