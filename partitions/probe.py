@@ -40,6 +40,11 @@ def overlaps(*looks: Placements, apart: Collection[str] = ()) -> list[Overlap]:
     return found
 
 
+def scattered(placements: Placements) -> set[str]:
+    """Those that were held and did not have all their units at one time: hold them for longer."""
+    return {name for name, each in placements.items() if isinstance(each, Held) and each.until <= each.since}
+
+
 def check(partitions: Mapping[str, Partition], placements: Placements) -> None:
     """Raise Misplaced unless every partition ran on no more units than it was granted, and on none of another's."""
     problems: list[str] = []

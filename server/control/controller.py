@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from partitions import DeviceUnavailable, Misplaced, Move
 from partitions.plan import Granules
-from partitions.probe import Overlap, Placement, explained, overlaps
+from partitions.probe import Overlap, Placement, explained, overlaps, scattered
 from partitions.strain import Strain, Strained
 
 from ..config.schema import Config, ModelsConfig
@@ -40,13 +40,15 @@ Transfer = Callable[[str, DeviceRuntime, str, Granules], Awaitable[DeviceRuntime
 """
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
-_HOLDS = *((0.002, 0.0005),) * 2, (0.005, 0.0005), *((0.02, 0.002),) * 20, *((0.1, 0.1),) * 8, (0.5, 0.5), (0.5, 0.5)
-"""Seconds for which partitions of a shared device are held to see that they are apart, those that moved and those that stayed:
-the next for those that were not held together yet. One that stayed is compared only with those that moved, which are held: as
-long as all its units take to begin is enough, and its tenant feels no more. On an H100 2 ms were enough for 15 processes on
-idle cores (2026-11-26), and who is late once seldom is again. While 20 ms for all came second, a repartition cost tenants whose
-share stayed 21 ms (2026-11-28). A process that loads a model begins when the driver's lock is free, so another try soon after
-is worth more than a longer one. The longest are for a tenant with such long kernels."""
+_HOLDS = 0.002, 0.002, *(0.005,) * 3, *(0.02,) * 20, *(0.1,) * 8, 0.5, 0.5
+"""Seconds for which partitions of a shared device are held to see that they are apart: the next for those that were not held
+together yet. On an H100 2 ms were enough for 15 processes on idle cores (2026-11-26), and who is late once seldom is again.
+While 20 ms came second, a repartition cost tenants whose share stayed 21 ms (2026-11-28). A process that loads a model begins
+when the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less. The
+longest are for a tenant with such long kernels."""
+_BRIEFLY = 0.0005
+"""The same for one that stayed, which is compared only with those that moved, and these are held meanwhile. One whose own units
+could not begin within that is held as long as they are from then on."""
 _STANDSTILL = 600.0
 """Seconds in which a start looks at partitions again while the same models are loaded. No load is known that has the driver's
 lock for so long, so what blocks the looks will not end."""
@@ -468,19 +470,21 @@ class Controller:
             return await self._runtime_of(tenant).strain(tenant, kind, seconds)
 
     async def _probe(
-        self, device: ControlledDevice, runtimes: Sequence[DeviceRuntime], apart: Collection[str] = ()
+        self, device: ControlledDevice, runtimes: Sequence[DeviceRuntime], apart: Set[str] = frozenset()
     ) -> tuple[dict[str, Placement], list[Overlap]]:
         """As `probe` of these runtimes' tenants, of whom those among `apart` are not compared with each other."""
-        moved, looks = {id(each) for name, each in device.runtimes.items() if name not in apart}, list[dict[str, Placement]]()
-        runtimes = sorted(runtimes, key=lambda runtime: id(runtime) not in moved)  # First those that are held for longer.
-        for seconds, briefly in _HOLDS:
-            found = await together(runtime.probe(seconds if id(runtime) in moved else briefly) for runtime in runtimes)
+        looks, moved = list[dict[str, Placement]](), {device.runtimes[name] for name in device.runtimes.keys() - apart}
+        brief = {*runtimes} - moved
+        runtimes = sorted(runtimes, key=brief.__contains__)  # First those that are held for longer.
+        for seconds in _HOLDS:
+            found = await together(runtime.probe(_BRIEFLY if runtime in brief else seconds) for runtime in runtimes)
             looks.append({name: each for placements in found for name, each in placements.items()})
             shared = overlaps(*looks, apart=apart)
             if not device.info.shared or not shared:
                 break
-            late = {name for pair in shared for name in pair[:2]}
-            runtimes = [runtime for runtime, placements in zip(runtimes, found, strict=True) if late & placements.keys()]
+            late, both = {name for pair in shared for name in pair[:2]}, list(zip(runtimes, found, strict=True))
+            runtimes = [runtime for runtime, placements in both if late & placements.keys()]
+            brief -= {runtime for runtime, placements in both if scattered(placements)}
         placed = {name: each for look in looks for name, each in look.items()}
         return {name: placed[name] for name in device.runtimes if name in placed}, shared
 

@@ -28,6 +28,8 @@ class Process:
         self.tenant = tenant
         self.late = 0
         self.delays: list[int] = []
+        self.skew = 0
+        """Nanoseconds by which the last of its units begins after the first."""
         self.away = False
         self.processes = 1
         self.asked: list[float] = []
@@ -55,7 +57,7 @@ class Process:
             await pass_time(self.takes)
             raise self.raises.pop(0)
         late = self.delays.pop(0) if self.delays else self.late
-        return {self.tenant: Held(1, late, late + round(seconds * 1e9))}
+        return {self.tenant: Held(1, late + self.skew, late + round(seconds * 1e9))}
 
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         return dict.fromkeys(granules, frozenset())
@@ -114,15 +116,27 @@ async def test_all_partitions_are_held_at_the_start_and_before_a_move_is_committ
 
 @pytest.mark.parametrize(
     ("late", "asked"),
-    [(1, [0.0005]), (3, [0.0005] * 3), (19, [0.0005] * 3 + [0.002]), (99, [0.0005] * 3 + [0.002] * 20 + [0.1])],
+    [(1, [0.0005]), (3, [0.0005] * 3), (19, [0.0005] * 6), (99, [0.0005] * 26)],
 )
-async def test_partitions_are_held_for_longer_where_one_began_too_late(late: int, asked: list[float]) -> None:
+async def test_those_that_move_are_held_for_longer_where_one_that_stays_began_too_late(late: int, asked: list[float]) -> None:
     site = await Site().start()
     site.processes["globex"].late = late * MILLISECOND
     await site.controller.repartition({"acme": 2})
     assert site.processes["globex"].asked == asked
+    assert site.processes["acme"].asked == [0.002, 0.002, *[0.005] * 3, *[0.02] * 20, 0.1][: len(asked)]
     assert site.processes["initech"].asked == [0.0005], "it was held together with acme, and stayed, as globex did"
     assert site.shares == [2, 1, 1]
+
+
+async def test_one_that_stays_is_held_as_long_as_those_that_move_once_its_units_needed_more_to_begin() -> None:
+    site = await Site().start()
+    site.processes["globex"].skew = 3 * MILLISECOND
+    await site.controller.repartition({"acme": 2})
+    assert {name: process.asked for name, process in site.processes.items()} == {
+        "acme": [0.002, 0.002, 0.005],
+        "globex": [0.0005, 0.002, 0.005],
+        "initech": [0.0005],
+    }
 
 
 async def test_only_partitions_that_were_not_held_together_yet_are_held_again() -> None:
