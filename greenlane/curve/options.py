@@ -21,8 +21,7 @@ examples:
 
 Requests are tensors in page-locked memory, as in the server's slots, and run on the server's executors, alone on the device:
 stop a server that runs on it first. HTTP and JSON are not included, neighbours neither, and requests are not joined to batches.
-At a rate they are due at random
-(Poisson), and latency counts from when a request is due, so that it includes its queue.
+At a rate they are due at random (Poisson), and latency counts from when a request is due, so that it includes its queue.
 
 exit status: 0 measured; 1 too noisy to say; 2 no share keeps the target, the shares do not fit the device, or the configuration
 or the model cannot be used; 64 the command line is wrong; 130 interrupted

@@ -26,7 +26,9 @@ examples:
 
 columns: SHARE cores or SMs of the tenant; USED, IDLE and LENT in percent of them; BORROWED cores or SMs of others, on average;
 RUN/S runs of models; REQ/S answered requests, P99 of them from the complete body to the encoded answer; WAIT requests that
-wait now; REFUSED/S refused, also for a limit, or too late; MEMORY of the device; WATTS of it by use, without its idle power.
+wait now; REFUSED/S refused, also for a limit, or too late; MEMORY of the device; WATTS of it by use, without its idle power;
+MOVES bytes of its memory a second, PCIE bytes over PCIe, with ~ where they are estimated; NARROW/S runs that were held to fewer
+granules for a share of bandwidth.
 
 keys: q ends, m shows and hides models, space stops and goes on.
 

@@ -327,3 +327,19 @@ def test_a_fenced_tenant_s_narrow_inferences_have_a_column() -> None:
     rates = between(looked(2.0, 1.0, 10), looked(4.0, 2.0, 20))
     assert rates
     assert "NARROW" not in "\n".join(lines(rates))
+
+
+def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+    def full(seconds: float, count: int) -> Look:
+        narrow = f'# TYPE greenlane_narrow_launches counter\ngreenlane_narrow_launches_total{{tenant="acme"}} {count}\n'
+        seen = Look(usage(seconds, 1.0, count, seconds), *read_metrics(metrics(count) + narrow))
+        return moved(seen, seconds, count * 10**9, "measured")
+
+    rates = between(full(2.0, 100), full(4.0, 200))
+    assert rates
+    head = next(line.split() for line in lines(rates) if line.startswith("TENANT"))
+    assert len(head) == 17
+    with pytest.raises(SystemExit):
+        parse(["--help"], "greenlane top")
+    said = capsys.readouterr().out.partition("columns:")[2]
+    assert not [word for word in head[2:] if word.strip("%") not in said]
