@@ -1,4 +1,8 @@
+from itertools import combinations
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partitions import Misplaced, Partition, probe
 from partitions.base import Held
@@ -54,6 +58,22 @@ def test_every_problem_is_named_at_once() -> None:
 def test_overlaps_are_listed_by_pair_in_the_order_of_their_names() -> None:
     placements = {"c": frozenset({1, 2}), "a": frozenset({1}), "b": frozenset({2, 3}), "d": frozenset({9})}
     assert probe.overlaps(placements) == [("a", "c", frozenset({1})), ("b", "c", frozenset({2}))]
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.frozensets(st.integers(0, 5))), st.sets(st.sampled_from("abcde")))
+def test_all_overlaps_are_found_but_those_of_two_that_were_apart_before(
+    placements: dict[str, frozenset[int]], apart: set[str]
+) -> None:
+    found = probe.overlaps(placements)
+    assert found == [
+        (a, b, placements[a] & placements[b]) for a, b in combinations(sorted(placements), 2) if placements[a] & placements[b]
+    ]
+    assert probe.overlaps(placements, apart=apart) == [each for each in found if not {*each[:2]} <= apart]
+
+
+def test_those_that_were_held_and_had_no_time_with_all_units_are_scattered() -> None:
+    held = {"a": Held(8, 100, 300), "b": Held(8, 300, 300), "c": Held(8, 300, 100)}
+    assert probe.scattered({**held, "d": frozenset({1}), "e": frozenset()}) == {"b", "c"}
 
 
 def test_partitions_that_had_all_their_units_at_the_same_time_are_apart() -> None:

@@ -13,6 +13,7 @@ from partitions import Misplaced
 from partitions.base import Held
 from partitions.plan import Granules
 from partitions.probe import Placement
+from server.config.schema import Config
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Paused
@@ -136,11 +137,17 @@ class Site:
     def __init__(self, count: int) -> None:
         self.gpu = Gpu(2 * count + 1)
         self.names = [chr(ord("a") + number) for number in range(count)]
-        config = two_devices(*(TenantConfig(name=name, device="0", granules=2, models=("*",)) for name in self.names))
+        config = self.config({})
         frontends: Any = dict.fromkeys(self.names, Reporting())
         self.controller = Controller(config, frontends, lambda _: None)
         self.processes: dict[str, Any] = {name: Process(name, self.gpu) for name in self.names}
         self.controller.add(self.processes)
+
+    def config(self, counts: Mapping[str, int]) -> Config:
+        """With these counts of granules, and two for the others."""
+        return two_devices(
+            *(TenantConfig(name=name, device="0", granules=counts.get(name, 2), models=("*",)) for name in self.names)
+        )
 
     async def start(self) -> "Site":
         await self.controller.start()
@@ -167,6 +174,19 @@ async def test_tenants_that_keep_their_granules_are_held_briefly_in_a_move_of_tw
     site.gpu.delays = {"b": [3 * MILLISECOND]}
     await site.controller.repartition({"a": 2, "b": 2})
     assert site.held == {**dict.fromkeys(site.names, 2 * BRIEFLY), "a": 0.004, "b": 0.004}
+
+
+async def test_a_reload_that_changes_shares_holds_each_tenant_once() -> None:
+    site = await Site(3).start()
+    site.controller.on_state(site.names, "serving")
+    reloaded = list[Config]()
+
+    async def everywhere(config: Config) -> None:
+        reloaded.append(config)
+
+    await site.controller.reconfigure(site.config({"a": 1, "b": 3}), everywhere)
+    assert [len(each.granules) for each in site.processes.values()] == [1, 3, 2]
+    assert (len(reloaded), site.held) == (1, {"a": 0.002, "b": 0.002, "c": BRIEFLY})
 
 
 async def test_a_move_holds_a_process_as_long_as_those_that_move_if_it_was_started_since_the_last_one() -> None:
