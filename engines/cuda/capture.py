@@ -44,9 +44,6 @@ class Graph:
         self.taken = taken
         self._handle = handle
 
-    def __repr__(self) -> str:
-        return f"<Graph{'' if self._handle else ', closed'}>"
-
     @property
     def handle(self) -> Any:
         """The driver's handle; None once it is closed."""

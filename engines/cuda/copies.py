@@ -233,9 +233,6 @@ class SmCopies:
         self.counted_address: int = counted.ctypes.data
         """Where the number of inferences is, a uint64, for those who launch graphs without `count`."""
 
-    def __repr__(self) -> str:
-        return f"<SmCopies of {self._tables.shape[1]} tensors>"
-
     @property
     def tables_address(self) -> int:
         """Where the ring of tables is."""
@@ -283,9 +280,6 @@ class EngineCopies:
     def __init__(self, inputs: int) -> None:
         self._inputs = inputs
         self._spans: Sequence[Span] = ()
-
-    def __repr__(self) -> str:
-        return f"<EngineCopies, {self._inputs} in>"
 
     def table(self, spans: Sequence[Span]) -> Table:
         return spans

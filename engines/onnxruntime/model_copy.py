@@ -28,9 +28,6 @@ class ModelCopy:
         self._descriptor = descriptor
         self._closing = weakref.finalize(self, os.close, descriptor)
 
-    def __repr__(self) -> str:
-        return f"<ModelCopy {self.nbytes} bytes{'' if self._closing.alive else ', closed'}>"
-
     def view(self) -> memoryview:
         """The bytes, read-only and not copied."""
         return memoryview(mmap.mmap(self._descriptor, self.nbytes, prot=mmap.PROT_READ) if self.nbytes else b"")

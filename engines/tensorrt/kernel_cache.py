@@ -113,9 +113,6 @@ class RuntimeCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<RuntimeCache {self._store or 'in memory'}{', closed' if self._closed else ''}>"
-
     @contextmanager
     def loading(self, key: Hashable) -> Iterator[None]:
         """The library may load kernels within the block, the same for each key. Their context must be current."""

@@ -35,9 +35,6 @@ class LogOnce:
         self._logged: set[str] = set()
         self._lock = Lock()
 
-    def __repr__(self) -> str:
-        return f"<LogOnce, {len(self._logged)} messages>"
-
     def __call__(self, level: int, text: str) -> None:
         """Log the text, unless it was logged before."""
         with self._lock:

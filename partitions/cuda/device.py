@@ -210,9 +210,6 @@ class Pinned:
         self._device = device
         self._closed = False
 
-    def __repr__(self) -> str:
-        return f"<Pinned {self.nbytes} bytes at {self.address:#x}{', closed' if self._closed else ''}>"
-
     def close(self) -> None:
         """Unpin it; the device must not use the memory any more. Calling it again does nothing."""
         if not self._closed:

@@ -65,9 +65,6 @@ class KernelLoads:
         self._background = self._urgent = 0
         self._paces = False
 
-    def __repr__(self) -> str:
-        return f"<KernelLoads {'' if self._paces else 'not '}open, {self._background} paced, {self._urgent} urgent>"
-
     def open(self, cupti: str = "") -> None:
         """Pace background loads from now on, by this libcupti, or the one that is installed. Calling it again does nothing.
 

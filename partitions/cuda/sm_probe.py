@@ -52,9 +52,6 @@ class SmProbe:
         self._together = together
         self._lock = Lock()
 
-    def __repr__(self) -> str:
-        return f"<SmProbe for up to {self._seen.size // MOST_FOR_EACH_SM // ROW} SMs>"
-
     def run(self, stream: Stream, sms: int) -> frozenset[int]:
         """Launch enough blocks to fill this many SMs, block until they have run, and return the SMs that they ran on."""
         return frozenset(block.sm for block in self._run(stream, WAVES * self._together * sms, LOOK))

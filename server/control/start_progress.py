@@ -22,9 +22,6 @@ class StartProgress:
         """By tenant."""
         self._began: dict[str, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<StartProgress {self.line(())}>"
-
     def on_loading(self, loading: Loading, tenants: Collection[str]) -> None:
         """A tenant's device side has begun or ended to load a model, or does something else with it; logs a model that got
         ready. `tenants` are all of the server's.

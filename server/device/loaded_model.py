@@ -144,9 +144,6 @@ class LoadedModels:
         self._strict = strict
         self._models: dict[str, dict[str, LoadedModel]] = {name: {} for name in tenants}
 
-    def __repr__(self) -> str:
-        return f"<LoadedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"
-
     def add(self, tenant: str) -> None:
         """A tenant without models has come."""
         self._models[tenant] = {}

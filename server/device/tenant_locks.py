@@ -16,9 +16,6 @@ class TenantLocks:
         for tenant in tenants:
             self.add(tenant)
 
-    def __repr__(self) -> str:
-        return f"<TenantLocks {', '.join(f'{name} held' if self.held(name) else name for name in self.changing)}>"
-
     def add(self, tenant: str) -> None:
         """A tenant has come."""
         self.changing[tenant], self.paging[tenant] = asyncio.Lock(), asyncio.Lock()

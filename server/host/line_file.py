@@ -21,9 +21,6 @@ class LineFile(logging.Handler):
         self._path = path
         self._lost = 0
 
-    def __repr__(self) -> str:
-        return f"<LineFile {self._path}>"
-
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it as lost. Called with the handler's lock held."""
         try:

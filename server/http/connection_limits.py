@@ -173,9 +173,6 @@ class Refusals:
         self._next = 0.0
         """When the next answer could be sent, if each took its part of a second."""
 
-    def __repr__(self) -> str:
-        return f"<Refusals, the last waits {max(0.0, self._next - self._clock()):.2f} s>"
-
     def wait(self) -> float:
         """Count one more; for how many seconds it has to wait, 0 while there are few."""
         now = self._clock()

@@ -28,9 +28,6 @@ class TensorMemory:
         self.view = memoryview(memory)
         self.address: int = np.frombuffer(memory, np.uint8, 1).ctypes.data
 
-    def __repr__(self) -> str:
-        return f"<TensorMemory of {self.nbytes} bytes at {self.address:#x}>"
-
 
 class Arena:
     """Rings, and `count` slots with tensors in `memory`; `shared` has `nbytes(count)` bytes. Slots are created at first use."""

@@ -75,9 +75,6 @@ class Tickets:
         self._listener: Listener | None = None
         self._poller = select.poll()
 
-    def __repr__(self) -> str:
-        return f"<Tickets {self._put_count} put, {self._read_count} got>"
-
     def write(self, ticket: Ticket) -> None:
         """Write a ticket to its slot's page, before `put`. Raises BadRequest if its shapes do not fit."""
         if self._kept is not None:
@@ -242,9 +239,6 @@ class Completions:
         self._deferred = arena.deferred
         self._on_host_cores = arena.on_host_cores
         self._put_count = self._rung_count = self._read_count = self._deferred_count = 0
-
-    def __repr__(self) -> str:
-        return f"<Completions {self._put_count} put, {self._read_count} taken>"
 
     def put(self, done: Done) -> None:
         """Write a completion, which the next `ring` sends."""

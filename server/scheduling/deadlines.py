@@ -24,9 +24,6 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._firing = False
 
-    def __repr__(self) -> str:
-        return f"<Deadlines {len(self)} waiting>"
-
     def __len__(self) -> int:
         return len(self._waiting)
 

@@ -15,9 +15,6 @@ class Tenancy:
         self._default = default
         self._by_key = {key: tenant for tenant in self.tenants.values() for key in tenant.keys_sha256}
 
-    def __repr__(self) -> str:
-        return f"<Tenancy of {', '.join(self.tenants)}, default {self._default}>"
-
     def identify(self, authorization: str | None, name: str | None) -> TenantConfig:
         """The tenant of a request with these values of Authorization and X-Tenant.
 

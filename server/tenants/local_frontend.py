@@ -61,9 +61,6 @@ class LocalFrontend(LocalTenant, HttpSide):
         self._cores_before: set[int] | None = None
         self._device: DeviceSide | None = None
 
-    def __repr__(self) -> str:
-        return f"<LocalFrontend {self.tenant.lane!r}>"
-
     @property
     def http_side(self) -> HttpSide:
         return self

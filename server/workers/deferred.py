@@ -34,9 +34,6 @@ class DeferredTickets:
         self.held: Ticket | None = None
         """The first of `ready` if it waits until what is in flight elsewhere has ended; all behind it wait, too."""
 
-    def __repr__(self) -> str:
-        return f"<DeferredTickets {self.count} tickets of {len(self._groups)} shapes, {len(self.ready)} of them ready>"
-
     def follow(self, ticket: Ticket, again: bool = False) -> bool:
         """Defer a ticket behind deferred ones of its model and shapes; False if there are none.
 

@@ -49,9 +49,6 @@ class Pace:
         self._hurried = False
         self.hold(pages, rate)
 
-    def __repr__(self) -> str:
-        return f"<Pace of {self.rate} bytes a second beside {len(self.words)} processes, {self.waits} works waited>"
-
     def hold(self, pages: Sequence[ActivityPage], rate: int) -> None:
         """From now on keep to this rate beside these neighbours, with what was charged; set `Worker.pace` again after it, for
         the launch loop.

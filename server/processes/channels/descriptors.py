@@ -39,9 +39,6 @@ class DescriptorSender:
         self._end = end
         self._numbers = count(1)
 
-    def __repr__(self) -> str:
-        return f"<DescriptorSender {self._end.fileno()}>"
-
     def send(self, descriptors: Sequence[int]) -> int:
         """Send copies of these, which the caller may close afterwards; returns their number, for the message that follows.
 
@@ -70,9 +67,6 @@ class DescriptorReceiver:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._end = end
-
-    def __repr__(self) -> str:
-        return f"<DescriptorReceiver {self._end.fileno()}>"
 
     def take(self, number: int, expected: int) -> list[int]:
         """The descriptors of this number, which belong to the caller; those of earlier numbers are closed.

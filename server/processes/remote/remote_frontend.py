@@ -63,9 +63,6 @@ class RemoteFrontend(HttpSide):
         self._assigned: frozenset[int] | None = None
         self._want_cores()
 
-    def __repr__(self) -> str:
-        return f"<RemoteFrontend {self._config.name}, {self._processes.lead!r}>"
-
     def handlers(self) -> Handlers:
         """The handlers of what the process may call."""
         return {**serve(FromLead)(lambda: self), **self.handlers_of_helpers()}

@@ -147,10 +147,8 @@ def test_closing_a_graph_twice_destroys_it_once(bench: Bench) -> None:
     executor = bench.bind()
     (prepared,) = executor._shapes._ready.values()
     graph = prepared.graph
-    assert repr(graph) == "<Graph>"
     prepared.close()
     graph.close()
-    assert repr(graph) == "<Graph, closed>"
     assert bench.gpu.log.count("cuGraphExecDestroy") == 1
     executor.close()
 

@@ -272,7 +272,6 @@ def test_in_memory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     with open_cache("", KEY) as cache:
         add(cache.materialize(Kernels), "conv")
-        assert repr(cache) == "<RuntimeCache in memory>"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -353,7 +352,6 @@ def test_a_closed_cache_is_not_saved_again_and_gives_nothing(path: Path) -> None
     cache.close()
     cache.save()
     assert kept(path) == {"conv"}
-    assert repr(cache) == f"<RuntimeCache {path}, closed>"
     with pytest.raises(RuntimeError, match="closed"):
         cache.materialize(Kernels)
 

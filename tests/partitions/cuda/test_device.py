@@ -229,7 +229,6 @@ def test_the_probe_is_compiled_once_and_its_memory_freed_with_the_device(device:
         for _ in range(2):
             probe.check(partitions, probe.locate(partitions))
     assert gpu.log.count("Program") == 1
-    assert repr(device._probe) == "<SmProbe for up to 132 SMs>"
     assert len(gpu.allocated) == 1
     device.close()
     device.close()
@@ -357,11 +356,9 @@ def test_pinned_memory_is_the_device_s_until_it_is_closed(device: Any, gpu: Gpu)
     pinned = device.pin(addressof(memory), 4096)
     assert gpu.pinned == {addressof(memory): 4096}
     assert (pinned.address, pinned.nbytes, pinned.device_address) == (addressof(memory), 4096, addressof(memory))
-    assert repr(pinned) == f"<Pinned 4096 bytes at {addressof(memory):#x}>"
     pinned.close()
     pinned.close()
     assert gpu.pinned == {}
-    assert repr(pinned).endswith(", closed>")
 
 
 def test_memory_is_pinned_once_and_unpinned_from_its_start(device: Any) -> None:

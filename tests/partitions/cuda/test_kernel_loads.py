@@ -83,7 +83,6 @@ def test_after_hurry_nothing_is_paced_until_it_is_opened_again(loads: KernelLoad
         assert library.rest == 0
         loads.open()
         assert library.rest == REST
-    assert repr(loads) == "<KernelLoads open, 0 paced, 0 urgent>"
 
 
 def test_what_the_garbage_collector_frees_during_a_change_does_not_wait_for_itself(

@@ -33,7 +33,6 @@ def test_administrators_see_which_models_are_loaded_and_others_how_many(progress
     ready = "3 of 8 models are ready"
     assert progress.line(TENANTS) == f"{ready}; {KERNELS} mob (acme), {READING} enc (globex)"
     assert progress.public(TENANTS) == f"{ready}; {KERNELS} 1, {READING} 1"
-    assert repr(progress) == f"<StartProgress {progress.line(TENANTS)}>"
 
 
 def test_a_model_that_gets_ready_is_logged_with_the_seconds_that_it_took(

@@ -59,4 +59,3 @@ def test_a_tenant_without_working_models_is_shown_with_nothing() -> None:
     models = table(strict=False)
     models.put("acme", failed("a"))
     assert models.shown("acme") == "nothing"
-    assert repr(models) == "<LoadedModels acme: nothing; globex: nothing>"

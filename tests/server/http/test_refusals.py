@@ -13,7 +13,6 @@ def test_a_second_of_answers_goes_at_once_and_the_others_one_after_the_other() -
     refusals = Refusals(clock)
     assert [refusals.wait() for _ in range(REFUSAL_RATE)] == [0.0] * REFUSAL_RATE
     assert [round(refusals.wait(), 6) for _ in range(3)] == [1 / REFUSAL_RATE, 2 / REFUSAL_RATE, 3 / REFUSAL_RATE]
-    assert repr(refusals) == "<Refusals, the last waits 0.03 s>"
 
 
 def test_after_a_pause_as_many_go_at_once_again_and_no_more() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from server.errors import BadRequest
 from server.link import ring as links
@@ -176,11 +176,6 @@ class Interleavings(RuleBasedStateMachine):
     def take_completions(self) -> None:
         assert self.link.completions.take() == list(self.dones)
         self.dones.clear()
-
-    @invariant()
-    def repr_names_what_was_put(self) -> None:
-        assert f"{repr(self.link.tickets).split()[1]} put" in repr(self.link.tickets)
-        assert "<Completions " in repr(self.link.completions)
 
 
 class InterleavingsOfThreads(Interleavings):

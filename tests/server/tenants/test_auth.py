@@ -97,4 +97,3 @@ def test_a_digest_is_the_sha256_of_the_bytes_on_the_wire(key: str) -> None:
 
 def test_tenants_are_listed_in_their_order() -> None:
     assert list(tenancy().tenants) == ["acme", "globex", "open"]
-    assert repr(tenancy("open")) == "<Tenancy of acme, globex, open, default open>"

@@ -32,7 +32,6 @@ def test_a_ticket_is_deferred_behind_those_of_its_model_and_shapes_only() -> Non
     assert not bench.deferred.follow(ticket(3, 3))
     assert not bench.deferred.follow(ticket(4, 2, model="n"))
     assert bench.reported == [1, 2]
-    assert repr(bench.deferred) == "<DeferredTickets 2 tickets of 1 shapes, 0 of them ready>"
 
 
 def test_ready_tickets_are_resumed_in_order_and_later_ones_follow() -> None:

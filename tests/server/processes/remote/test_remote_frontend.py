@@ -384,7 +384,6 @@ async def test_configured_front_cores_override_those_of_the_partition() -> None:
     frontend.set_cores(frozenset({5}))
     channel = await process.meet(frontend)
     assert process.of("follow")[0] == (Wanted(cores=frozenset({0})),)
-    assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
     process.close()
     frontend.close()
