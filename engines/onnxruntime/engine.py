@@ -426,6 +426,8 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     left_out = [_left_out(value) for value in session.get_outputs() if not _datatype(value)]
     if left_out and not outputs:
         raise ModelRefused(f"{path}: it has no output that can be served: {left_out[0]}")
+    if not outputs:
+        raise ModelRefused(f"{path}: it has no output, so there is nothing to answer with; export it with the outputs to have")
     types = {spec.datatype.name for spec in (*inputs, *outputs)}
     if {"BYTES", "BF16"} <= types:
         raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")

@@ -80,7 +80,7 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
     openapi_extra=request_body(schemas.UnloadRequest, {}),
 )
 async def unload(tenant: TenantDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
-    """Unload a model; its requests are 404 from then on."""
+    """Unload a model; its requests are 503 from then on."""
     with tenant.changes.admitted():
         parameters(await read_object(request, tenant.uploads))
         return await _in_turn(tenant, request, lambda: control.unload(request, tenant.name, name))

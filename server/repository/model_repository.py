@@ -27,6 +27,7 @@ from .unserved import unserved_backend
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 _TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
 """Directories that may stand beside a model's versions in Triton's layout; they are skipped without a warning."""
+_DANGLING = "a link to what is not there; mend the link, or take it away"
 _KINDS = (".onnx", ".plan")
 """How the names of models' files end."""
 _MOST_NAMED = 16
@@ -109,11 +110,11 @@ class Repository:
         return Repository(self._root, {**self._options, **options}, self._source, self._python)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted; also of files in place of folders, which `read` refuses. Raises OSError if the root
-        cannot be read.
+        """The names of all models, sorted; also of files in place of folders, and of links to nothing, which `read` refuses.
+        Raises OSError if the root cannot be read.
         """
         found = [name for name in os.listdir(self._root) if _is_name(name)]
-        folders = {name for name in found if os.path.isdir(self._root / name)}
+        folders = {name for name in found if os.path.isdir(self._root / name) or _is_dangling(self._root / name)}
         return sorted(folders | {Path(name).stem for name in found if _is_model(self._root / name)})
 
     def may_be_ensemble(self, name: str) -> bool:
@@ -147,6 +148,8 @@ class Repository:
 
     def _not_there(self, name: str) -> str:
         """Why a name that is no folder is no model."""
+        if _is_dangling(self._root / name):
+            return f"{name} is {_DANGLING}"
         for kind in _KINDS:
             if _is_model(self._root / f"{name}{kind}"):
                 return f"{name}{kind} is not in a folder of its own; move it to {name}/1/model{kind}"
@@ -291,6 +294,11 @@ def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
     return None
 
 
+def _is_dangling(path: Path) -> bool:
+    """Whether this is a link to what is not there."""
+    return os.path.islink(path) and not os.path.exists(path)
+
+
 def _is_model(path: Path) -> bool:
     """Whether this is a file that could be a model, by its name."""
     return path.suffix in _KINDS and os.path.isfile(path)
@@ -299,6 +307,8 @@ def _is_model(path: Path) -> bool:
 def _misnamed(listed: Iterable[str], filenames: Sequence[str]) -> str:
     """What to do with a file of another name than these, as the end of a sentence; "" without one."""
     found = next((name for name in sorted(listed) if name.isprintable() and name.endswith(_KINDS)), "")
+    if found in filenames:
+        return f"; {found} is {_DANGLING}"
     name = next((each for each in filenames if each.endswith(Path(found).suffix)), filenames[0])
     return found and f"; {short(found)} is there: rename it to {name}, or give its name as default_model_filename"
 

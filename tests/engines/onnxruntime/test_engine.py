@@ -468,6 +468,12 @@ def test_a_model_whose_outputs_are_all_left_out_is_refused(load: Loader) -> None
         load("rows (float[n, 2] x) => (seq(float[m]) y) { y = SplitToSequence<keepdims = 0>(x) }")
 
 
+def test_a_model_without_outputs_is_refused(load: Loader) -> None:
+    """It was ready, and each request for it was 500."""
+    with pytest.raises(ModelRefused, match="it has no output, so there is nothing to answer with; export it with the outputs"):
+        load("silent (float[n] x) => () { y = Neg(x) }")
+
+
 @pytest.mark.parametrize(
     ("said", "left"),
     [

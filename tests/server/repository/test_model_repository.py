@@ -8,6 +8,7 @@ import pytest
 from server.config.schema import ModelOptions
 from server.repository.model_repository import Problem, Repository
 
+LINK = "a link to what is not there; mend the link, or take it away"
 ABSENT = (Problem("", "not in the repository"),)
 
 
@@ -121,6 +122,8 @@ LISTINGS = [
     (["m/1"], None, [], Problem("", f"{PLACED}; m/1 is a file, and a version is a folder")),
     (["m/1/my.onnx"], None, [], Problem("1", f"{NONE}/1; my.onnx is there: rename it to model.onnx, {NAMED}")),
     (["m/1/my.plan"], None, [], Problem("1", f"{NONE}/1; my.plan is there: rename it to model.plan, {NAMED}")),
+    (["m/1/model.onnx -> gone"], None, [], Problem("1", f"{NONE}/1; model.onnx is {LINK}")),
+    (["m -> gone"], None, [], Problem("", f"m is {LINK}")),
     (
         ["m/1/model.onnx"],
         'default_model_filename: "best.onnx"',
