@@ -198,7 +198,7 @@ def _borrowed(port: int) -> int:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(prog="python -m benchmarks.lending", description=__doc__)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--cores", default="0-1", help="of the CPU")
     options.add_argument("--granules", type=int, default=15, help="of the GPU; default: 15, as an H100 has them")

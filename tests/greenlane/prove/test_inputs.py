@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
+from greenlane.prove.attacks import strains
 from greenlane.prove.inputs import TEXT, Form, Input, Model, binary, described, encoded, padded, wrong
 
 MIXED = Model("a b/c", (Input("x", "FP32", (-1, 3, -1)), Input("names", "BYTES", (-1, 1)), Input("n", "INT64", (-1, 1))), 8)
@@ -20,6 +21,12 @@ def parted(data: bytes) -> tuple[str, dict[str, str], bytes]:
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     return first, dict(line.split(": ", 1) for line in lines), body
+
+
+def test_only_cores_have_no_pcie_to_strain() -> None:
+    """Whatever another vendor's GPU counts its share in."""
+    assert strains("CU") == strains("SM") != strains("core")
+    assert {"PCIe in", "PCIe out"} == set(strains("SM")) - set(strains("core"))
 
 
 @given(st.integers(1, 8), st.integers(1, 16), st.integers(0, 1))
