@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from partitions.streams import stream_handle
+from partitions.base import stream_handle
 
 _SELECTED: ContextVar[int | None] = ContextVar("greenlane_stream", default=None)
 

@@ -1,11 +1,15 @@
 """The errors that a request can be answered with, and the only table from exception to status, of HTTP and of gRPC."""
 
+import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
 from engines import EngineError, TensorMismatch
 from partitions import DoesNotFit, PartitionError, Unsupported
+
+log = logging.getLogger("greenlane.infer")
 
 
 class RequestError(Exception):
@@ -170,3 +174,13 @@ def answer(error: Exception, request_id: str) -> Answer:
         text = f"{text} (request {request_id})"
         headers["x-request-id"] = request_id
     return Answer(status, code, text, headers)
+
+
+def refuse(error: Exception, tenant: str | None) -> Answer:
+    """The answer to this error of a tenant's request, which has an id if its status is 500; logs those, with the id."""
+    request_id = uuid.uuid4().hex
+    refused = answer(error, request_id)
+    if refused.status == 500:
+        unexpected = error if not isinstance(error, Failed) else None
+        log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant or "-", "request_id": request_id})
+    return refused

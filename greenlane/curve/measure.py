@@ -1,21 +1,108 @@
-"""Measure one share: carve it, bind the models to it, and drive them as a worker does. Blocks."""
+"""Measure one share: carve it, bind the models to it, and drive them from one thread of the partition. Blocks.
+
+As a worker of the server does, the thread has up to `depth` works on the stream: one where it runs them itself, as on cores,
+else two. Requests that are due wait in order. They are not joined to batches.
+"""
 
 import math
 import random
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Event
+from typing import Literal
 
 from engines import Work
 from greenlane.load.figures import percentile
 from partitions import Device, Partition
 
-from . import loops
 from .intervals import ROUND, Word, judge, p99, tolerated
 from .points import AtRate, Point, Target
 from .requests import Source
+
+Enqueue = Callable[[], Work]
+"""Puts the next request on the partition's stream."""
+
+Ended = Literal["overloaded", "misses"] | None
+"""Why requests were not sent any more."""
+
+_SPUN = 200e-6
+"""Seconds before a request is due from which the thread does not sleep: timers are late by up to so much."""
+
+
+def back_to_back(enqueue: Enqueue, depth: int, seconds: float, least: int) -> float:
+    """Requests a second with `depth` of them always on the stream, for so long and at least so many. Blocks."""
+    flights = deque(enqueue() for _ in range(depth))
+    flights.popleft().wait()
+    began, done = time.perf_counter(), 0
+    while done < least or time.perf_counter() - began < seconds:
+        flights.append(enqueue())
+        flights.popleft().wait()
+        done += 1
+    took = time.perf_counter() - began
+    for work in flights:
+        work.wait()
+    return done / took
+
+
+def alone(enqueue: Enqueue, seconds: float, least: int) -> list[float]:
+    """The seconds that each of many requests takes, one after another. Blocks."""
+    found: list[float] = []
+    ends = time.perf_counter() + seconds
+    while len(found) < least or time.perf_counter() < ends:
+        began = time.perf_counter()
+        enqueue().wait()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def when_due(
+    enqueue: Enqueue, depth: int, arrivals: Sequence[float], limit: float, tolerated: int, patience: float
+) -> tuple[Ended, list[float]]:
+    """The latency of requests that are due at these seconds from now, in order, from when each was due. Blocks.
+
+    Ends early where it is clear that they are too many: "overloaded" when one took longer than `patience`, "misses" when more
+    than `tolerated` took longer than `limit`. None: all were sent.
+    """
+    ended: Ended = None
+    found: list[float] = []
+    flights: deque[tuple[Work, float]] = deque()
+    slower, start = 0, time.perf_counter()
+    for due in (start + arrival for arrival in arrivals):
+        while flights and (len(flights) >= depth or time.perf_counter() < due):
+            latency = _end(flights)
+            found.append(latency)
+            slower += latency > limit
+        if found and found[-1] > patience:
+            ended = "overloaded"
+        elif slower > tolerated:
+            ended = "misses"
+        if ended:
+            break
+        _sleep_until(due)
+        flights.append((enqueue(), due))
+    while flights:
+        found.append(_end(flights))
+    return ended, found
+
+
+def _end(flights: deque[tuple[Work, float]]) -> float:
+    """Wait for the oldest work; its latency."""
+    work, due = flights.popleft()
+    work.wait()
+    return time.perf_counter() - due
+
+
+def _sleep_until(due: float) -> None:
+    left = due - time.perf_counter()
+    if left > _SPUN:
+        time.sleep(left - _SPUN)
+    while time.perf_counter() < due:
+        pass
+
 
 Bind = Callable[[Partition, ExitStack], Sequence[Source]]
 """Binds what is measured to a partition, and puts on the stack what closes it."""
@@ -87,8 +174,8 @@ def _measure(
         return choose()
 
     part = _PART * effort.seconds
-    throughput = loops.back_to_back(enqueue, depth, part, _LEAST)
-    single = sorted(loops.alone(enqueue, part, _LEAST))
+    throughput = back_to_back(enqueue, depth, part, _LEAST)
+    single = sorted(alone(enqueue, part, _LEAST))
     found = measure_at(enqueue, depth, throughput, target, effort) if target else None
     granules = len(partition.granules)
     return Point(granules, partition.size, throughput, percentile(single, 0.5), percentile(single, 0.99), found)
@@ -108,7 +195,7 @@ def measure_at(enqueue: Callable[[], Work], depth: int, throughput: float, targe
     while count > 0 and word in ("too few", "too noisy"):
         schedule = arrivals(target.rate, min(count, most - len(latencies)), effort.seed + len(latencies))
         left = tolerated(most) - sum(latency > limit for latency in latencies)
-        ended, found = loops.when_due(enqueue, depth, schedule, limit, left, patience)
+        ended, found = when_due(enqueue, depth, schedule, limit, left, patience)
         latencies += found
         word = ended or judge(latencies, target.p99)
         if ended == "misses" and p99(latencies).low <= limit:  # They came in groups, as after a stall of the machine.

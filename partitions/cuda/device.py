@@ -22,13 +22,12 @@ from typing import TypeVar
 from cuda.bindings import driver
 from cuda.core import Device, Stream
 
-from ..base import Bandwidth, Held
+from ..base import Bandwidth, Held, stream_handle
 from ..deposit import Deposit
 from ..errors import DeviceUnavailable, Misplaced, PartitionError
 from ..mps import is_mps_client
 from ..plan import choose, choose_lent
 from ..strain import Before, Strain, Strained, check, unheld
-from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
 from .driver_memory import DriverMemory

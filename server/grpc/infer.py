@@ -6,9 +6,8 @@ from typing import Any
 
 from grpc.aio import EOF, BaseError
 
-from ..errors import ClientGone, QueueFull, Unavailable
+from ..errors import ClientGone, QueueFull, Unavailable, refuse
 from ..inference.in_parts import InferenceInParts
-from ..inference.refusals import refuse
 from ..tenants.auth import Tenancy
 from ..tenants.service import Tenant
 from .messages import ModelInferResponse, ModelStreamInferResponse

@@ -11,8 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc.aio import EOF
 
-from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooLarge, TooSlow, code_of
-from ..inference.refusals import refuse
+from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooLarge, TooSlow, code_of, refuse
 from ..protocol.json_document import short
 from ..tenants import audit
 from ..tenants.service import Service, Tenant, too_many_connections

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import orjson
 
-from ..errors import BadRequest, TooLarge, Unavailable
+from ..errors import BadRequest, TooLarge, Unavailable, refuse
 from ..inference.inference import Inference
-from ..inference.refusals import refuse
 from ..link.messages import Done
 from ..link.slots import SMALLEST
 from ..protocol.arriving_body import ArrivingBody

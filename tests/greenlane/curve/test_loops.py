@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenlane.curve import loops
+from greenlane.curve import measure
 from greenlane.curve.measure import Effort, arrivals, measure_at, mixed, requests_at
 from greenlane.curve.points import Target
 
@@ -75,9 +75,9 @@ def test_latency_counts_from_when_a_request_is_due_with_its_queue(gaps: list[tup
     due, seconds = list(accumulate(gap for gap, _ in gaps)), [takes for _, takes in gaps]
     with pytest.MonkeyPatch.context() as patched:
         clock = Clock()
-        patched.setattr(loops, "time", clock)
+        patched.setattr(measure, "time", clock)
         stream = Stream(clock, seconds)
-        ended, found = loops.when_due(stream.enqueue, depth, due, 1e9, 1000, 1e9)
+        ended, found = measure.when_due(stream.enqueue, depth, due, 1e9, 1000, 1e9)
     assert ended is None
     assert found == pytest.approx(queued(due, seconds), abs=0.002)  # Each look takes TICK.
     assert stream.most <= depth
@@ -85,12 +85,12 @@ def test_latency_counts_from_when_a_request_is_due_with_its_queue(gaps: list[tup
 
 def test_an_open_loop_ends_once_too_many_were_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(loops, "time", clock)
+    monkeypatch.setattr(measure, "time", clock)
     due = arrivals(100.0, 1000, 0)
-    ended, found = loops.when_due(Stream(clock, [0.006] * 2000).enqueue, 1, due, 0.005, 20, 10.0)
+    ended, found = measure.when_due(Stream(clock, [0.006] * 2000).enqueue, 1, due, 0.005, 20, 10.0)
     assert ended == "misses"
     assert len(found) == 21
-    ended, found = loops.when_due(Stream(clock, [0.02] * 2000).enqueue, 1, due, 1e9, 20, 0.5)
+    ended, found = measure.when_due(Stream(clock, [0.02] * 2000).enqueue, 1, due, 1e9, 20, 0.5)
     assert ended == "overloaded"
     assert found[-1] > 0.5
     assert len(found) < 200
@@ -104,7 +104,7 @@ def test_one_group_of_slow_requests_is_too_noisy_to_say_and_many_are_a_miss(monk
     often = ([0.001] * 19 + [0.006]) * most
     for seconds, word in ((stall, "too noisy"), (often, "misses")):
         clock = Clock()
-        monkeypatch.setattr(loops, "time", clock)
+        monkeypatch.setattr(measure, "time", clock)
         found = measure_at(Stream(clock, seconds).enqueue, 1, throughput, target, effort)
         assert found.word == word
         assert found.p99
@@ -114,12 +114,12 @@ def test_one_group_of_slow_requests_is_too_noisy_to_say_and_many_are_a_miss(monk
 
 def test_back_to_back_counts_what_ends_and_leaves_nothing_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(loops, "time", clock)
+    monkeypatch.setattr(measure, "time", clock)
     stream = Stream(clock, [0.002] * 2000)
-    assert loops.back_to_back(stream.enqueue, 2, 1.0, 20) == pytest.approx(500, rel=0.01)
+    assert measure.back_to_back(stream.enqueue, 2, 1.0, 20) == pytest.approx(500, rel=0.01)
     assert stream.in_flight == 0
     assert stream.most == 2
-    assert loops.alone(stream.enqueue, 0.1, 20) == pytest.approx([0.002] * 50, rel=0.01)
+    assert measure.alone(stream.enqueue, 0.1, 20) == pytest.approx([0.002] * 50, rel=0.01)
 
 
 def test_the_same_seed_chooses_the_same_models() -> None:
