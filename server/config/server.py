@@ -8,6 +8,7 @@ from .tables import Section
 from .values import (
     Digest,
     Duration,
+    Endpoint,
     Hosts,
     KeepAlive,
     Location,
@@ -100,7 +101,7 @@ class ServerConfig(Section, frozen=True):
         description="Directory for what tenants were granted and used, relative to the configuration file: a CSV file "
         "for each day (UTC), with rows each minute.",
     )
-    tracing_endpoint: Text | None = Field(
+    tracing_endpoint: Endpoint | None = Field(
         default=None,
         examples=["http://localhost:4318/v1/traces"],
         description="Address to which OpenTelemetry spans of inferences are sent (OTLP over HTTP). Needs greenlane[otel].",

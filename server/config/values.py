@@ -247,6 +247,11 @@ _LEAST_MEMORY, _MOST_MEMORY = 2**20, 2**46  # A process has addresses for twice 
 
 _SOME_TEXT = "a text of at least one character, without NUL"
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), Form("text", _SOME_TEXT)]
+Endpoint = Annotated[
+    str,
+    Field(pattern=r"^https?://[^/\s][^\s]*$"),
+    Form("text", "the address of a receiver, such as 'http://localhost:4318/v1/traces'"),
+]
 Location = Annotated[
     Path,
     BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]),

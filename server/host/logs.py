@@ -43,7 +43,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(style: str, level: str, audit: Path | None = None) -> None:
-    """Send records of Greenlane and uvicorn of at least this level to standard error, as `text` or `json`.
+    """Send records of Greenlane and uvicorn of at least this level to standard error, as `text` or `json`, and what libraries
+    log that have no handler.
 
     The audit's go to this file as JSON, which may be moved away at any time; beside the others if its name is `-`.
 
@@ -57,6 +58,7 @@ def configure(style: str, level: str, audit: Path | None = None) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+    logging.lastResort = handler
     _configure_audit(audit, handler)
 
 

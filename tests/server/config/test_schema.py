@@ -272,6 +272,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections(server="port = [1]"), "server.port: [1] is not a whole number from 0 to 65535"),
         (sections(server="drain_grace = '999999999999999min'"), f"server.drain_grace: '999999999999999min' {DURATION}"),
         (sections(server="max_execution = '527041min'"), f"server.max_execution: '527041min' {DURATION}"),
+        (sections(server="tracing_endpoint = 'host:4318'"), "server.tracing_endpoint: 'host:4318' is not the address of a rec"),
         (sections(server="watchdog = '900ms'"), "server.watchdog: '900ms' is not a duration of at least 1 s, or '0s': a text"),
         (sections(server='usage_dir = "a\\u0000b"'), f"server.usage_dir: 'a\\x00b' {TEXT}"),
         (sections(server='host = "a\\u0000b"'), f"server.host: 'a\\x00b' {TEXT}"),

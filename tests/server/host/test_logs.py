@@ -108,6 +108,22 @@ def test_what_is_below_the_level_is_not_logged(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.splitlines()[0].endswith("WARNING greenlane.infer: loud")
 
 
+@pytest.mark.parametrize("library", ["asyncio", "opentelemetry.sdk"])
+def test_what_libraries_log_by_themselves_has_the_same_form_and_limit(
+    library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of spans whose receiver is away: lines of their own form are no JSON, and there may be thousands."""
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    configure("json", "info")
+    for number in range(1000):
+        logging.getLogger(library).error("failed: %s", number)
+    logging.getLogger(library).info("quiet")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (lines[0]["logger"], lines[0]["level"], lines[0]["message"]) == (library, "error", "failed: 0")
+    assert 100 < len(lines) < 500
+
+
 def test_loggers_of_others_are_left_alone() -> None:
     before = logging.getLogger().handlers[:], logging.getLogger().level
     configure("text", "debug")
