@@ -39,15 +39,6 @@ def chosen(waiting: Sequence[Queued], running: int = 0, now: float = LATE) -> li
     return slots(choose(waiting, running, ENOUGH, now))
 
 
-def test_requests_of_one_batch_key_are_batched_up_to_the_largest_batch() -> None:
-    assert chosen(queue(3, 1, 4, 1)) == [0, 1, 2]
-    assert choose(queue(1, 1), 0, ENOUGH, LATE).batching is PLAIN
-
-
-def test_the_first_request_that_does_not_fit_ends_the_batch_and_is_not_overtaken() -> None:
-    assert chosen(queue(5, 4, 1)) == [0]
-
-
 def test_a_batch_that_could_grow_waits_behind_enough_works_and_a_full_one_does_not() -> None:
     for running in (ENOUGH, ENOUGH + 3):
         assert choose(queue(1, 1), running, ENOUGH, LATE) is NOTHING
@@ -66,11 +57,6 @@ def test_several_requests_on_an_idle_partition_wait_for_the_delay_of_the_first()
     assert chosen(waiting, now=1.0) == [0, 1]
     assert choose(waiting[::-1], 0, ENOUGH, now=0.5).due == 1.0  # The second has the higher priority.
     assert chosen(queue(7, 1, batching=PATIENT), now=0.0) == [0, 1]
-
-
-def test_a_single_request_behind_work_in_flight_waits_for_its_delay() -> None:
-    assert choose(queue(1, batching=PATIENT), 1, ENOUGH, now=0.5) == Choice(due=1.0)
-    assert chosen(queue(1, batching=PATIENT), running=1, now=1.0) == [0]
 
 
 def test_a_batch_of_the_largest_preferred_size_is_launched_at_once() -> None:
@@ -151,13 +137,6 @@ def test_every_request_is_launched_once_and_no_later_than_its_delay_behind_few_w
         gone += choice.members
         left = [each for each in left if each not in choice.members]
     assert sorted(gone, key=lambda each: each[:2]) == waiting
-
-
-@given(queues(), st.integers(ENOUGH, ENOUGH + 2))
-def test_a_batch_is_held_back_only_if_all_that_wait_have_its_batch_key(waiting: list[Queued], running: int) -> None:
-    if not choose(waiting, running, ENOUGH, LATE).members:
-        assert len({part.key for _, _, _, part in waiting if part}) == 1
-        assert all(part for _, _, _, part in waiting)
 
 
 @given(queues(), st.integers(0, ENOUGH - 1))

@@ -1,7 +1,6 @@
 """`gather` copies the rows of several requests into one slot; `split` divides the outputs among them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines import DATATYPES, Signature, TensorMismatch, TensorSpec, wire
 from server.link.messages import NOWHERE, Extent
-from server.link.slots import SMALLEST, Slot
+from server.link.slots import Slot
 from server.scheduling.gather import Layouts, Member, Shapes, gather, split
 from tests.memory import arena_of
 
@@ -63,14 +62,6 @@ def test_gather_concatenates_bytes_tensors_of_different_lengths() -> None:
     members = [filled(arena.slot(index), MIXED, index + 1, each) for index, each in enumerate(data)]
     whole = gathered(members, MIXED, arena.slot(2))
     assert found(arena.slot(2), MIXED, whole) == [b"".join(column) for column in zip(*data, strict=True)]
-
-
-def test_the_slot_of_a_batch_has_room_for_all_outputs() -> None:
-    arena = arena_of(33)
-    wide = Signature((TensorSpec("x", FP32, ("b",)),), (TensorSpec("y", FP32, ("b", SMALLEST // 16)),), 64)
-    members = [filled(arena.slot(index), wide, 1, [bytes(4)]) for index in range(32)]
-    gathered(members, wide, arena.slot(32))
-    assert arena.slot(32).capacity > 32 * SMALLEST // 4
 
 
 def test_gather_refuses_a_batch_that_the_signature_does_not_take() -> None:
@@ -142,11 +133,6 @@ def test_split_refuses_outputs_whose_first_dimension_is_not_the_number_of_rows()
     for shape in ((3, 3), ()):
         with pytest.raises(ValueError, match=rf"output 'y' has shape \[{'3, 3' if shape else ''}\] after 2 rows went in"):
             split(written(slot, (shape, bytes(36))), [1, 1], NUMBERS, slot)
-
-
-def test_split_of_a_model_without_outputs_gives_each_request_none() -> None:
-    nothing: Any = Signature((X,), (), 8)
-    assert split((), [1, 1], nothing, SLOTS.slot(0)) == [(), ()]
 
 
 def test_a_batch_reserves_for_outputs_of_unknown_size_what_its_requests_reserved() -> None:

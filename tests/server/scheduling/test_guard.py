@@ -35,12 +35,6 @@ def lender() -> Lender:
     return Lender()
 
 
-def test_it_lends_until_there_is_something_to_compare(lender: Lender) -> None:
-    assert lender.guard.lends
-    lender.answer(ENOUGH - 1, 100 * MS, met=True)
-    assert lender.guard.lends
-
-
 def test_it_measures_what_it_does_not_know_and_lends_again(lender: Lender) -> None:
     lender.answer(ENOUGH, 5 * MS, met=True)
     assert not lender.guard.lends

@@ -43,22 +43,6 @@ async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
         yield lane
 
 
-async def test_a_request_is_launched_answered_and_its_slot_reused(lane: Lane, hand: Hand) -> None:
-    slot, answer = ask(lane)
-    assert hand.tickets == [Ticket(slot.index, 1, "m/1#1", SHAPES, float("inf"), 0)]
-    await hand.end()
-    assert (await answer).slot == slot.index
-    lane.release(slot)
-    assert lane.take_slot() is slot
-
-
-async def test_a_ticket_carries_the_start_and_capacity_of_its_slot(lane: Lane, hand: Hand) -> None:
-    slot = lane.take_slot()
-    slot.reserve(3 * SMALLEST)
-    submit(lane, slot, "m/1#1", SHAPES)
-    assert (hand.tickets[0].start, hand.tickets[0].capacity) == (slot.start, 3 * SMALLEST)
-
-
 async def test_a_ticket_too_long_for_the_link_is_refused_and_leaves_the_queue_as_it_was(lane: Lane, hand: Hand) -> None:
     slot = lane.take_slot()
     with pytest.raises(BadRequest, match="shapes too long to send"):
@@ -120,25 +104,6 @@ async def test_an_expired_deadline_is_reported_and_counted_once(lane: Lane, hand
     assert lane.statistics().expired == 1
 
 
-async def test_releasing_a_waiting_request_withdraws_it_before_the_worker_sees_it(lane: Lane, hand: Hand) -> None:
-    ask(lane)
-    waiting, _ = ask(lane)
-    lane.release(waiting)
-    assert lane.slots.statistics().used == 1
-    await hand.end()
-    assert hand.tickets == []
-
-
-async def test_a_completion_after_the_deadline_is_dropped_and_frees_the_slot(lane: Lane, hand: Hand) -> None:
-    slot, answer = ask(lane, timeout=0.001)
-    with pytest.raises(DeadlineExceeded):
-        await answer
-    await hand.end()  # Before the owner came to release it.
-    lane.release(slot)
-    assert lane.slots.statistics().used == 0
-    assert hand.cancelled == []
-
-
 @pytest.mark.parametrize(
     ("failure", "error", "text"),
     [
@@ -153,16 +118,6 @@ async def test_each_kind_of_failure_raises_its_error(
     await hand.end(failure)
     with pytest.raises(error, match=text):
         await answer
-
-
-async def test_memory_of_an_abandoned_request_is_freed_only_when_its_work_has_ended(lane: Lane, hand: Hand) -> None:
-    slot = lane.take_slot()
-    slot.reserve(1 << 20)
-    submit(lane, slot, "m/1#1", SHAPES)
-    lane.release(slot)
-    assert lane.slots.statistics().nbytes == 1 << 20
-    await hand.end(Failure("cancelled", ""))
-    assert lane.slots.statistics().nbytes == 0
 
 
 async def test_a_request_whose_outputs_did_not_fit_is_submitted_again_with_more_memory(lane: Lane, hand: Hand) -> None:
@@ -318,13 +273,6 @@ async def test_on_host_cores_a_batch_that_could_grow_waits_behind_one_in_flight(
     assert [ticket.model for ticket in hand.tickets] == ["other"]
 
 
-async def test_the_highest_priority_is_first_in_its_batch(batchable: Lane, hand: Hand, link: Link) -> None:
-    ((usual, _),) = await held(batchable, hand, 1)
-    urgent, _ = give(batchable, priority=1)
-    await hand.end()
-    assert given(link, hand.tickets[0]) == [urgent.index, usual.index]
-
-
 async def test_a_request_released_before_launch_is_not_batched_and_one_after_cancels_nothing(
     batchable: Lane, hand: Hand, link: Link
 ) -> None:
@@ -438,18 +386,6 @@ async def test_requests_that_exceed_the_signature_together_run_alone(batchable: 
     await hand.end()
     assert [ticket.slot for ticket in hand.tickets] == [made[0][0].index]
     assert batchable.slots.statistics().used == used
-
-
-async def test_several_requests_on_an_idle_partition_wait_for_their_delay(batchable: Lane, hand: Hand) -> None:
-    answers = [answer for _, answer in await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, WAITED))]
-    await hand.end()
-    if not hand.tickets:  # Else this machine took longer than the delay.
-        give(batchable, batching=Batching(ROWS, 4, WAITED))
-    while not hand.tickets:
-        await asyncio.sleep(0)
-    assert hand.tickets[0].shapes[0][0] in (2, 3)
-    await hand.end(outputs=rows_out(hand.tickets[0].shapes[0][0]))
-    assert all(answer.done() for answer in answers)
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -36,14 +36,6 @@ def begin(lane: Lane, ends: list[Done | RequestError], timeout: float | None = N
     return time.monotonic() + (timeout or 0)
 
 
-async def test_check_room_reports_a_passed_deadline_first(lane: Lane) -> None:
-    ends: list[Done | RequestError] = []
-    hold_up(begin(lane, ends, SHORT))
-    lane.admission.check_room()
-    assert [type(end) for end in ends] == [DeadlineExceeded]
-    assert lane.statistics().expired == 1
-
-
 async def test_check_room_reports_a_passed_deadline_before_it_raises_queue_full(lane: Lane) -> None:
     ends: list[Done | RequestError] = []
     begin(lane, [])

@@ -4,12 +4,10 @@ import asyncio
 
 from server.errors import DeadlineExceeded, RequestError, Unavailable
 from server.link.messages import Done
-from server.link.ring import Link
 from server.scheduling.lane import Lane
 from server.scheduling.queue_policy import Batching, QueueLimits, QueuePolicy
-from server.scheduling.scheduler import Scheduler
 
-from .hand import BATCHING, ROWS, SHAPES, Hand, opened
+from .hand import BATCHING, ROWS, SHAPES, Hand
 
 KEY = "dynamic_batching.default_queue_policy"
 FULL = f"Exceeds maximum queue size: 1 may wait for this model, and as many do ({KEY}.max_queue_size)"
@@ -63,24 +61,6 @@ async def test_a_full_model_queue_refuses_as_triton_does(lane: Lane, hand: Hand)
     assert [type(await each.end()) for each in (first, second)] == [Done, Done]
 
 
-async def test_another_model_has_a_queue_of_its_own(lane: Lane) -> None:
-    for model in ("m/1#1", "m/1#1", "n/1#1", "o/1#1"):
-        assert Asked(lane, ONE, model).ends == []
-    assert Asked(lane, None).ends == []
-
-
-async def test_a_queue_has_room_again_once_one_of_its_requests_runs(lane: Lane, hand: Hand) -> None:
-    for _ in range(2):
-        Asked(lane, ONE)
-    await hand.end()
-    assert Asked(lane, ONE).ends == []
-
-
-async def test_requests_that_are_launched_in_this_iteration_of_the_event_loop_are_not_queued(link: Link, hand: Hand) -> None:
-    with opened(link, hand, Scheduler(8, 3)) as lane:
-        assert [len(Asked(lane, ONE).ends) for _ in range(5)] == [0, 0, 0, 0, 1]
-
-
 async def test_with_priority_levels_each_has_a_queue_of_its_own(lane: Lane, hand: Hand) -> None:
     queues = QueuePolicy(QueueLimits(1, 0, KEY), 3, 2, {3: QueueLimits(2, 0, "of 3")})
     ends = [len(Asked(lane, queues, priority=priority).ends) for priority in (1, 1, 1, 2, 0, 9, 3, 3, 3)]
@@ -105,15 +85,6 @@ async def test_a_request_that_waits_too_long_is_refused_and_one_that_runs_is_not
     await hand.end()
     assert isinstance(await first.end(), Done)
     assert hand.tickets == []
-
-
-async def test_a_request_launched_in_time_does_not_expire(lane: Lane, hand: Hand) -> None:
-    asked = [Asked(lane, SOON), Asked(lane, SOON)]
-    await hand.end()
-    await asyncio.gather(Asked(lane, SOON).end())
-    assert asked[1].ends == []
-    await hand.end()
-    assert isinstance(await asked[1].end(), Done)
 
 
 async def test_a_batched_request_does_not_expire_while_it_runs(lane: Lane, hand: Hand) -> None:

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import DeadlineExceeded, Unavailable
+from server.errors import Unavailable
 from server.link import ring as links
 from server.link.blocks import UNIT
 from server.link.messages import Extent, Failure
 from server.link.ring import Descriptors, Link
 from server.scheduling.lane import Lane
-from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.memory import MEMORY
 
-from .hand import BATCHING, SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
+from .hand import SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
 
 LOST = "the device's process has ended"
 
@@ -82,19 +81,6 @@ def reason(answer: "asyncio.Future[object]") -> str:
     return str(error)
 
 
-async def test_deferred_requests_end_too(lane: Lane, link: Link) -> None:
-    first, answer = ask(lane)
-    link.completions.report_deferred(1)
-    await settle()
-    second, other = ask(lane)
-    lane.fail_in_flight(LOST)
-    assert (reason(answer), reason(other)) == (LOST, LOST)
-    for slot in (first, second):
-        lane.release(slot)
-    assert lane.statistics()[:2] == (0, 0)
-    assert lane.slots.statistics().used == 0
-
-
 @pytest.mark.parametrize("released", [0, 1, 2])
 async def test_the_slot_of_a_batch_is_free_when_its_members_are(lane: Lane, hand: Hand, released: int) -> None:
     first, _ = ask(lane)
@@ -112,26 +98,6 @@ async def test_the_slot_of_a_batch_is_free_when_its_members_are(lane: Lane, hand
     assert lane.slots.statistics().nbytes == 0
     assert lane.statistics()[:3] == (0, 0, 0)
     await lane.drained()
-
-
-async def test_works_that_ended_before_are_answered(lane: Lane, hand: Hand, link: Link) -> None:
-    _, answer = ask(lane)
-    _, waiting = ask(lane)
-    done = hand.put()
-    lane.fail_in_flight(LOST)
-    assert await answer == done
-    assert reason(waiting) == LOST
-    assert hand.tickets == [], "nothing more is launched"
-
-
-async def test_outputs_that_are_being_read_stay(lane: Lane, hand: Hand) -> None:
-    slot, answer = ask(lane)
-    await hand.end()
-    await answer
-    lane.fail_in_flight(LOST)
-    assert lane.slots.statistics().used == 1
-    lane.release(slot)
-    assert lane.slots.statistics().used == 0
 
 
 async def test_queued_requests_fail_and_new_ones_are_refused(lane: Lane, another: Callable[[], tuple[Link, Hand]]) -> None:
@@ -386,30 +352,6 @@ async def test_batches_go_over_the_new_link(lane: Lane, another: Callable[[], tu
     await second.end()
     (ticket,) = second.tickets
     assert given(new, ticket) == [slot.index for slot, _ in made]
-
-
-async def test_a_delayed_batch_waits_for_the_new_link(lane: Lane, hand: Hand, another: Callable[[], tuple[Link, Hand]]) -> None:
-    delayed = Batching(BATCHING.signature, 4, 0.0)
-    lane.fail_in_flight(LOST, queued=False)
-    for _ in range(2):
-        give(lane, batching=delayed)
-    await settle()
-    new, second = another()
-    assert await lane.relink(new)
-    await settle()
-    assert sum(ticket.shapes[0][0] for ticket in second.tickets) >= 1
-    assert hand.tickets == []
-
-
-async def test_deadlines_hold_while_the_link_changes(lane: Lane, another: Callable[[], tuple[Link, Hand]]) -> None:
-    lane.fail_in_flight(LOST, queued=False)
-    slot, answer = ask(lane, timeout=0.001)
-    with pytest.raises(DeadlineExceeded):
-        await answer
-    lane.release(slot)
-    new, second = another()
-    assert await lane.relink(new)
-    assert second.tickets == []
 
 
 async def test_what_the_new_device_side_has_said_counts(

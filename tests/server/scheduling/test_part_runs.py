@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.errors import DeadlineExceeded, Outgrown, QueueFull, RequestError, Unavailable
+from server.errors import DeadlineExceeded, Outgrown, QueueFull, RequestError
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
@@ -74,20 +74,6 @@ async def test_each_part_is_passed_on_and_the_next_ticket_names_the_last(lane: L
     assert hand.tickets == hand.cancelled == []
 
 
-async def test_between_two_parts_others_run_and_the_next_part_waits_behind_them(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    waiting = [lane.take_slot() for _ in range(2)]
-    for slot in waiting:
-        submit(lane, slot, "m/1#1", SHAPES)
-    await hand.end(outputs=PART)
-    assert slots(hand) == [waiting[0].index]
-    asked.proceed()
-    await hand.end()
-    assert slots(hand) == [waiting[1].index]
-    await hand.end()
-    assert slots(hand) == [asked.slot.index]
-
-
 async def test_an_answer_that_waits_for_its_client_counts_as_queued(lane: Lane, hand: Hand) -> None:
     first, second = Asked(lane), Asked(lane)
     await hand.end(outputs=PART)
@@ -104,69 +90,6 @@ async def test_an_answer_that_waits_for_its_client_counts_as_queued(lane: Lane, 
     while hand.tickets:
         await hand.end(Failure("expired", ""))
     assert is_free(lane)
-
-
-async def test_a_part_keeps_the_priority_of_its_request(lane: Lane, hand: Hand) -> None:
-    asked, other = Asked(lane, priority=1), lane.take_slot()
-    submit(lane, other, "m/1#1", SHAPES, priority=2)
-    await hand.end(outputs=PART)
-    third = lane.take_slot()
-    submit(lane, third, "m/1#1", SHAPES, priority=2)
-    asked.proceed()
-    await hand.end()
-    assert slots(hand) == [asked.slot.index]
-
-
-async def test_an_answer_released_between_two_parts_is_freed_by_a_ticket_that_has_expired(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    await hand.end(outputs=PART)
-    asked.release()
-    assert [(ticket.slot, ticket.after, ticket.deadline) for ticket in hand.tickets] == [(0, 1, 0)]
-    assert lane.slots.statistics().used == 1
-    assert lane.statistics().abandoned == 1
-    await hand.end(Failure("expired", ""))
-    assert is_free(lane)
-    assert len(asked.came) == 1
-
-
-async def test_an_answer_released_while_its_next_part_waits_is_freed_ahead_of_all_others(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    others = [lane.take_slot() for _ in range(2)]
-    for slot in others:
-        submit(lane, slot, "m/1#1", SHAPES)
-    await hand.end(outputs=PART)
-    asked.proceed()
-    asked.release()
-    await hand.end()
-    assert [(ticket.slot, ticket.deadline) for ticket in hand.tickets] == [(asked.slot.index, 0)]
-
-
-async def test_an_answer_released_before_its_first_part_is_withdrawn(lane: Lane, hand: Hand) -> None:
-    first, second = Asked(lane), Asked(lane)
-    second.release()
-    assert lane.slots.statistics().used == 1
-    assert slots(hand) == [first.slot.index]
-
-
-async def test_an_answer_released_while_a_part_runs_is_cancelled(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    asked.release()
-    assert hand.cancelled == [(0, 1)]
-    await hand.end(Failure("cancelled", ""))
-    assert is_free(lane)
-
-
-@pytest.mark.parametrize("late", [None, Failure("outgrown", "99")])
-async def test_a_cancellation_that_comes_after_the_part_is_followed_by_a_ticket_that_frees(
-    lane: Lane, hand: Hand, late: Failure | None
-) -> None:
-    asked = Asked(lane)
-    asked.release()
-    await hand.end(late, () if late else PART)
-    assert [(ticket.after, ticket.deadline) for ticket in hand.tickets] == [(1, 0)]
-    await hand.end(Failure("expired", ""))
-    assert is_free(lane)
-    assert asked.came == []
 
 
 async def test_a_part_that_is_too_large_comes_again_in_a_larger_block(lane: Lane, hand: Hand) -> None:
@@ -203,26 +126,6 @@ async def test_the_limit_on_queueing_is_for_the_first_part(lane: Lane, hand: Han
     await asyncio.sleep(3 * SHORT)
     assert len(asked.came) == 1
     assert len(lane.deadlines) == 0
-
-
-async def test_a_lane_that_is_suspended_ends_its_answers(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    await hand.end(outputs=PART)
-    lane.suspend("its worker failed")
-    assert isinstance(asked.last, Unavailable)
-
-
-async def test_a_drain_waits_for_the_last_part(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    await hand.end(outputs=PART)
-    drained = asyncio.ensure_future(lane.drained())
-    model_drained = asyncio.ensure_future(lane.model_drained("m/1#1"))
-    asked.proceed()
-    await hand.end(outputs=END)
-    assert not drained.done()
-    asked.release()
-    await drained
-    await model_drained
 
 
 class DeviceSide:

@@ -12,11 +12,6 @@ def queues(text: str) -> QueuePolicy | None:
     return parse(f"dynamic_batching {{ {text} }}", "m/config.pbtxt").queues
 
 
-def test_without_limits_there_is_no_policy() -> None:
-    assert queues("") is None
-    assert queues("default_queue_policy { allow_timeout_override: true }") is None
-
-
 def test_the_size_and_timeout_of_a_queue_are_read() -> None:
     policy = queues("default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 500 }")
     assert policy == QueuePolicy(QueueLimits(3, 0.0005, KEY))

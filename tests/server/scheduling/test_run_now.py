@@ -125,22 +125,6 @@ async def test_requests_that_waited_run_at_once_in_the_order_of_the_queue_when_t
     assert lane.statistics()[:2] == (0, 0)
 
 
-async def test_those_behind_one_that_is_not_taken_go_to_the_worker(lane: Lane, hand: Hand, runner: Runner) -> None:
-    runner.willing = 0
-    ends: list[Done] = []
-    slots = [begin(lane, ends.append) for _ in range(6)]
-    await settle()
-    runner.willing = 1
-    hand.put()
-    hand.put()
-    await settle()
-    assert [ticket.slot for ticket in runner.ran] == slots[2:3]
-    assert [ticket.slot for ticket in hand.tickets] == slots[3:4]
-    while hand.tickets:
-        await hand.end()
-    assert [end.slot for end in ends] == slots
-
-
 async def test_a_request_that_is_submitted_by_an_answer_runs_behind_those_that_were_launched(
     lane: Lane, hand: Hand, runner: Runner
 ) -> None:

@@ -82,15 +82,6 @@ def test_after_one_long_work_no_more_are_launched_ahead() -> None:
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[100] * 40, 600)) == 2
 
 
-def test_long_works_or_no_horizon_leave_the_in_flight_limit_as_configured() -> None:
-    assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[1000] * 40)) == 2
-    assert launched(ended(Scheduler(limit=99, in_flight_limit=2), *[1] * 40)) == 2
-
-
-def test_works_of_0_nanoseconds_are_all_launched_ahead() -> None:
-    assert launched(ended(Scheduler(limit=99, in_flight_limit=1, horizon=1000), *[0] * 99)) == 50
-
-
 def joinable(scheduler: Scheduler, *slots: int) -> Scheduler:
     for slot in slots:
         scheduler.add(ticket(slot), 0, batchable(Batching(Signature((), (), 3), 3), ticket(slot), 0.0))

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.errors import MemoryFull, QueueFull, TooLarge
+from server.errors import MemoryFull, TooLarge
 from server.link.slots import SMALLEST, Slot
-from server.scheduling.lane_statistics import SlotStatistics
 from server.scheduling.slot_pool import SlotPool
 from tests.memory import arena_of
 
@@ -16,14 +15,6 @@ MIB = 1 << 20
 
 def pool_of(count: int = 4, nbytes: int = 16 * MIB) -> SlotPool:
     return SlotPool(arena_of(count, nbytes), "tenants.acme.memory")
-
-
-def test_acquire_makes_slots_on_demand_and_numbers_them() -> None:
-    pool = pool_of()
-    assert pool.statistics() == SlotStatistics(used=0, slots=0, nbytes=0)
-    assert [pool.acquire().index for _ in range(3)] == [0, 1, 2]
-    assert pool.statistics() == SlotStatistics(used=3, slots=3, nbytes=0)
-    assert repr(pool) == f"<SlotPool 3 of 3 in use, <BlockAllocator, 0 of {16 * MIB} bytes in use>>"
 
 
 def test_the_slot_released_last_is_acquired_first() -> None:
@@ -35,15 +26,6 @@ def test_the_slot_released_last_is_acquired_first() -> None:
     assert pool.acquire() is second
     assert pool.acquire().index == 2
     assert pool.at(2).index == 2
-
-
-def test_acquire_raises_queue_full_while_all_slots_are_in_use() -> None:
-    pool = pool_of(2)
-    slots = [pool.acquire(), pool.acquire()]
-    with pytest.raises(QueueFull, match=r"^all 2 slots of the tenant are in use; send it again when some requests have ended$"):
-        pool.acquire()
-    pool.release(slots[0])
-    assert pool.acquire() is slots[0]
 
 
 def test_release_frees_the_memory_of_a_large_request() -> None:
