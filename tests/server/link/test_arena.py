@@ -70,15 +70,6 @@ def test_slots_take_memory_at_first_use_only() -> None:
             arena.slot(wrong)
 
 
-def test_a_slot_is_always_the_same_object_and_its_block_begins_at_a_page() -> None:
-    arena = arena_of(2)
-    arena.slot(1).reserve(1)
-    assert arena.slot(1) is arena.slot(1)
-    assert arena.slot(1).index == 1
-    assert arena.slot(1).address % os.sysconf("SC_PAGESIZE") == 0
-    assert repr(arena) == "<Arena of 2 slots, 2 used so far>"
-
-
 def test_tensor_memory_commits_only_pages_that_were_written() -> None:
     descriptor = create_memory(1 << 30)
     memory = attach_memory(descriptor, 1 << 30)

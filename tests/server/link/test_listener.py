@@ -102,12 +102,6 @@ def test_one_reader_of_two_takes_a_count_and_the_other_goes_on_waiting(tickets: 
     assert sorted(each.result(PATIENCE) for each in listening) == [0, 2]
 
 
-def test_what_was_announced_before_is_read_at_once(tickets: Tickets) -> None:
-    os.eventfd_write(tickets.event, 2)
-    tickets.open()
-    assert tickets.listen() == 2
-
-
 @pytest.mark.parametrize("why", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
 def test_on_a_kernel_that_cannot_read_it_without_blocking_it_is_looked_at_first(
     why: int, tickets: Tickets, monkeypatch: pytest.MonkeyPatch

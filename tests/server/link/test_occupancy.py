@@ -73,14 +73,6 @@ def test_it_refuses_what_a_single_process_refuses_with_the_same_words(shared: li
     assert str(raised.value) == str(expected.value).replace(f"hold {10 * MIB} ", "hold 0 ")
 
 
-def test_the_block_freed_last_is_allocated_first(shared: list[SharedBlocks]) -> None:
-    first, second = shared[0].allocate(10), shared[0].allocate(20)
-    shared[0].free(*second)
-    assert shared[0].allocate(30) == second
-    shared[0].free(*first)
-    assert shared[1].allocate(10) == first
-
-
 def test_bodies_that_are_still_arriving_get_no_more_than_half_of_it(shared: list[SharedBlocks]) -> None:
     for at in range(9):
         shared[at % 2].allocate(MIB, evict=False)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import as_completed
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
@@ -208,13 +207,6 @@ def test_a_listening_reader_is_woken_by_a_ticket_or_by_wake(link: Link) -> None:
     assert came.result(PATIENCE) == 0
 
 
-def test_of_two_listening_readers_one_gets_the_ticket_and_one_the_wake(link: Link) -> None:
-    listening = [in_a_thread(link.tickets.listen)[1] for _ in range(2)]
-    put(link, ticket(1))
-    came = [each.result(PATIENCE) for each in as_completed(listening[:2], PATIENCE) if link.tickets.wake() is None]
-    assert sorted(came) == [0, 1]
-
-
 def test_unread_tickets_are_kept_for_the_next_reader(link: Link) -> None:
     put(link, ticket(0), ticket(1))
     link.tickets.add_unread(link.tickets.listen())
@@ -316,10 +308,6 @@ def test_a_long_failure_text_of_any_characters_fits(link: Link, letter: str) -> 
     assert done.failure
     assert done.failure.kind == "lost"
     assert set(done.failure.text) == {"?" if letter == "\ud800" else letter}  # Half of a pair has no UTF-8.
-
-
-def test_take_without_completions_returns_none(link: Link) -> None:
-    assert link.completions.take() == []
 
 
 @pytest.fixture

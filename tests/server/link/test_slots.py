@@ -89,12 +89,6 @@ def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, 
     assert all(end <= start for end, start in zip(ends, [*starts, room.address], strict=True))
 
 
-def test_the_size_of_a_bytes_tensor_is_stored_before_it() -> None:
-    slot = slot_of()
-    assert slot.lay_out(signature("INT8", "BYTES"), [1, 9]) == [0, 128]
-    assert bytes(slot.view[64:72]) == (9).to_bytes(8, "little")
-
-
 def test_reserve_keeps_a_block_that_is_large_enough() -> None:
     slot = slot_of()
     slot.reserve(10)
@@ -143,33 +137,10 @@ def test_reserve_raises_memory_full_when_too_little_is_free() -> None:
     assert second.capacity == SMALLEST
 
 
-def test_reserve_on_a_slot_outside_a_pool_raises() -> None:
-    slot = slot_of()
-    slot.blocks = None
-    with pytest.raises(ValueError, match="<Slot 0, 0 bytes> was not handed out by a pool"):
-        slot.reserve(1)
-
-
 @pytest.mark.parametrize(("start", "capacity"), [(-1, 1), (MEMORY, 1), (0, MEMORY + 1), (5, -1)])
 def test_use_block_refuses_memory_beyond_the_tenants(start: int, capacity: int) -> None:
     with pytest.raises(ValueError, match=rf"slot 0: {capacity} bytes from {start} on are not in {MEMORY} of memory"):
         slot_of().use_block(start, capacity)
-
-
-def test_inputs_are_found_again_after_the_slot_moved_to_another_block() -> None:
-    slot, made = slot_of(), signature("UINT8")
-    for start in (0, SMALLEST):
-        slot.use_block(start, SMALLEST)
-        (tensor,), room = slot.inputs(made, [(3,)], SMALLEST)
-        assert (tensor.address, room.address) == (slot.address, slot.address + ALIGNMENT)
-
-
-def test_the_room_for_outputs_ends_at_the_capacity_of_the_ticket() -> None:
-    slot = slot_of()
-    slot.reserve(4 * SMALLEST)
-    (tensor,), room = slot.inputs(signature("UINT8"), [(3,)], 2 * SMALLEST)
-    assert (tensor.address, tensor.nbytes) == (slot.address, 3)
-    assert room == Room(slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
 
 
 def test_outputs_that_do_not_fit_raise_outgrown_with_the_size_and_write_nothing() -> None:
@@ -205,18 +176,6 @@ def test_the_outputs_of_the_run_before_are_where_they_were_and_elsewhere_in_anot
     assert content(slot, stored) == [b"de"]
     with pytest.raises(Outgrown):
         slot.store_outputs(outputs, room_from(slot, 128))
-
-
-def test_store_outputs_without_outputs() -> None:
-    slot = filled()
-    assert slot.store_outputs([], room_from(slot, 64)) == ()
-
-
-def test_outputs_elsewhere_are_copied_into_the_room_aligned() -> None:
-    slot = filled()
-    extents = slot.store_outputs([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
-    assert extents == (Extent((3,), 64, 3), Extent((65,), 128, 65), Extent((1,), 256, 1))
-    assert content(slot, extents) == [b"abc", b"x" * 65, b"d"]
 
 
 def test_empty_outputs_may_have_any_address() -> None:

@@ -1,7 +1,5 @@
-import hashlib
-
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.config.tenant import TenantConfig
@@ -93,7 +91,3 @@ def test_no_refusal_reveals_keys_digests_or_names_of_other_tenants(authorization
 @example("voilà".encode().decode("latin-1"))  # Whose last byte is a space to Python.
 def test_a_digest_is_the_sha256_of_the_bytes_on_the_wire(key: str) -> None:
     assert digest(f" {key} ") == hashlib.sha256(key.encode("latin-1")).hexdigest()
-
-
-def test_tenants_are_listed_in_their_order() -> None:
-    assert list(tenancy().tenants) == ["acme", "globex", "open"]

@@ -22,13 +22,6 @@ def unavailable(name: str, version: str = "", reason: str = "broken") -> IndexEn
     return IndexEntry(name, version, "UNAVAILABLE", reason)
 
 
-def test_find_returns_the_highest_version_or_the_one_asked_for() -> None:
-    made = catalog(served("m", "9"), served("m", "10"), served("m", "2"))
-    assert made.find("m").version == "10"
-    assert made.find("m", "2").version == "2"
-    assert made.versions("m") == ["10", "9", "2"]
-
-
 @pytest.mark.parametrize(
     ("name", "version", "what"),
     [
@@ -73,18 +66,6 @@ def test_an_unknown_model_is_refused_with_those_that_cannot_be_served_too() -> N
     made.put("stripes", [], [unavailable("stripes")])
     with pytest.raises(NotFound, match="did you mean 'stripes'"):
         made.find("stripe")
-
-
-def test_an_unknown_version_is_refused_without_other_models() -> None:
-    with pytest.raises(NotFound, match=r"'m1' version 2 is not found$"):
-        catalog(served("m1", "1"), served("m2", "2")).find("m1", "2")
-
-
-def test_an_unknown_model_has_no_versions_and_no_index_entry() -> None:
-    made = Catalog()
-    assert made.versions("m") == []
-    assert made.index() == []
-    assert made.served() == []
 
 
 def test_a_loading_model_is_known_but_not_ready() -> None:
@@ -138,13 +119,6 @@ def test_a_model_whose_device_side_has_ended_is_loading_until_it_is_put_again_an
         made.find("m")
 
 
-def test_a_served_model_stays_ready_during_a_reload() -> None:
-    made = catalog(served("m", "1"))
-    made.announce("m")
-    assert made.find("m").version == "1"
-    assert made.index() == [IndexEntry("m", "1", "READY")]
-
-
 def test_a_model_that_failed_to_load_is_unavailable_with_the_reason() -> None:
     made = Catalog()
     made.put("m", [], [unavailable("m")])
@@ -162,13 +136,6 @@ def test_a_version_that_failed_has_the_reason_and_the_others_are_served() -> Non
         made.find("m", "2")
     with pytest.raises(NotFound, match="'m' version 3 is not found"):
         made.find("m", "3")
-
-
-def test_a_model_that_failed_without_a_version_is_unavailable_in_all_others() -> None:
-    made = Catalog()
-    made.put("m", [served("m", "1")], [unavailable("m", "")])
-    with pytest.raises(Unavailable):
-        made.find("m", "7")
 
 
 def test_put_replaces_all_versions_of_a_model() -> None:
@@ -242,11 +209,6 @@ def test_a_model_that_is_put_with_nothing_is_not_known_any_more() -> None:
 def test_served_lists_every_ready_model() -> None:
     models = [served("m", "2"), served("m", "1"), served("k", "1")]
     assert catalog(*models).served() == models
-
-
-def test_as_json_of_an_entry_leaves_out_empty_fields() -> None:
-    assert IndexEntry("m", "1", "READY").as_json() == {"name": "m", "version": "1", "state": "READY"}
-    assert unavailable("m").as_json() == {"name": "m", "state": "UNAVAILABLE", "reason": "broken"}
 
 
 def routed(made: Catalog, count: int) -> str:

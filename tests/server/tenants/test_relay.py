@@ -105,20 +105,6 @@ def models(tenant: Tenant) -> list[str]:
     return [ticket.model for ticket in tenant.hand.tickets]
 
 
-async def test_a_helpers_request_reaches_the_worker_where_it_is_and_its_answer_comes_back(tenant: Tenant) -> None:
-    helper = tenant.help().lane
-    slot, answer = ask(helper)
-    await settle()
-    (ticket,) = tenant.hand.tickets
-    assert (ticket.model, ticket.shapes, ticket.start, ticket.capacity) == ("m", SHAPES, slot.start, slot.capacity)
-    assert tenant.lead.statistics().in_flight == 1
-    assert tenant.lead.slots.statistics().used == 0, "the helper counts it"
-    await tenant.hand.end(outputs=OUT)
-    assert await answer == Done(slot.index, OUT, None, 1, 2)
-    helper.release(slot)
-    tenant.idle()
-
-
 async def test_requests_of_all_processes_run_in_order_of_priority_and_arrival(tenant: Tenant) -> None:
     one, other = tenant.help(2).lane, tenant.help(3).lane
     for lane, model, priority in ((tenant.lead, "a", 0), (one, "b", 0), (other, "c", 2), (tenant.lead, "d", 2), (one, "e", 1)):

@@ -168,15 +168,6 @@ async def test_releasing_a_request_cancels_it_on_the_device_and_drained_waits_fo
     await emptied
 
 
-async def test_a_frontend_without_a_device_can_release_and_cancel(frontend: LocalFrontend) -> None:
-    lane = frontend.tenant.lane
-    slot = lane.take_slot()
-    submit(lane, slot, "m/1#1", ((1,),))
-    lane.release(slot)
-    frontend.cancel(slot.index, 1)
-    assert lane.take_slot()
-
-
 async def test_relink_moves_the_lane_and_the_device_side_to_a_new_link(frontend: LocalFrontend) -> None:
     frontend.open(Device())
     lane, link, before = frontend.tenant.lane, frontend.link, frontend.descriptors
@@ -344,12 +335,6 @@ async def test_cores_that_the_event_loop_cannot_use_are_a_warning(caplog: pytest
     frontend.set_cores(frozenset({100_000}))
     frontend.close()
     assert caplog.messages == ["the event loop cannot run on cores [100000]: Invalid argument"]
-
-
-async def test_with_several_tenants_set_cores_leaves_the_event_loops_affinity(frontend: LocalFrontend) -> None:
-    before = os.sched_getaffinity(0)
-    frontend.set_cores(frozenset({min(before)}))
-    assert os.sched_getaffinity(0) == before
 
 
 async def test_a_closed_frontend_has_no_reader_and_no_descriptors() -> None:

@@ -27,22 +27,6 @@ def inference(statistics: ModelStatistics) -> Any:
     return answer(statistics)["inference_stats"]
 
 
-def test_statistics_of_an_unused_model_are_all_zero() -> None:
-    assert answer(ModelStatistics()) == {
-        "name": "m",
-        "version": "1",
-        "last_inference": 0,
-        "inference_count": 0,
-        "execution_count": 0,
-        "inference_stats": dict.fromkeys(
-            ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"), NOTHING
-        ),
-        "response_stats": {},
-        "batch_stats": [],
-        "memory_usage": [],
-    }
-
-
 def test_a_success_is_counted_in_each_of_its_phases() -> None:
     statistics = ModelStatistics()
     statistics.succeeded(arrived=100, decoded=110, done=done(130, 170), encoded=250, rows=4)
@@ -114,11 +98,3 @@ def test_a_failure_is_counted_by_its_reason_and_not_as_an_inference() -> None:
     assert inference(statistics)["fail"] == once(18, 3)
     assert inference(statistics)["success"] == NOTHING
     assert (statistics.inferences, statistics.executions, statistics.last_ms) == (0, 0, 0)
-
-
-def test_models_do_not_share_statistics() -> None:
-    one, other = ModelStatistics(), ModelStatistics()
-    one.failed(1, "OTHER")
-    one.succeeded(0, 1, done(1, 2), 3, 1)
-    one.succeeded(0, 1, done(1, 2, rows=2), 3, 1)
-    assert other == ModelStatistics()

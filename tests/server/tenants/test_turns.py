@@ -26,17 +26,3 @@ def test_no_name_is_ever_a_turn_above_its_share_and_after_each_period_all_have_t
             assert ahead < 1
             if turn % found.period == 0:
                 assert ahead == 0
-
-
-def test_the_order_is_even_and_always_the_same() -> None:
-    turns = [Turns({"1": 0.75, "2": 0.25, "3": 0}) for _ in range(2)]
-    orders = ["".join(each.next() for _ in range(8)) for each in turns]
-    assert orders == ["11211121"] * 2
-    one = Turns({"1": 5, "2": 1, "3": 1})
-    assert (one.period, "".join(one.next() for _ in range(7))) == (7, "1121311")
-
-
-def test_a_tenth_is_a_tenth() -> None:
-    """In binary 0.9 and 0.1 are neither, so shares of those would not come out even."""
-    turns = Turns({"1": 0.9, "2": 0.1})
-    assert (turns.period, Counter(turns.next() for _ in range(10))) == (10, {"1": 9, "2": 1})
