@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.errors import Unauthorized, Unavailable
+from server.errors import Unauthorized
 from server.http import asgi, connection
 from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
 from server.http.connection_limits import Activity, Refusals
@@ -156,14 +156,6 @@ async def test_disconnect_cancels_the_request_being_answered(bench: Bench) -> No
     assert bench.state.connections == set()
 
 
-async def test_disconnect_during_a_body_cancels_the_request(bench: Bench) -> None:
-    bench.connection.data_received(REQUEST[:-1])
-    await bench.settle()
-    bench.connection.connection_lost(ConnectionResetError())
-    await bench.settle()
-    assert bench.answers.bodies == []
-
-
 async def test_shutdown_closes_idle_connections_at_once_and_busy_ones_after_the_answer() -> None:
     idle, busy = Bench(), Bench()
     busy.connection.data_received(REQUEST)
@@ -204,15 +196,6 @@ async def test_shutdown_does_not_wait_for_the_rest_of_a_body(bench: Bench) -> No
     assert not bench.transport.closed, "nor does it close before it is read"
 
 
-async def test_refuse_does_nothing_without_an_incomplete_body(bench: Bench) -> None:
-    bench.connection.refuse(Unavailable("the server is draining"))
-    bench.connection.data_received(REQUEST)
-    bench.connection.refuse(Unavailable("the server is draining"))
-    bench.answers.let.set()
-    await bench.settle()
-    assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
-
-
 async def test_idle_connection_is_closed_after_keep_alive(bench: Bench) -> None:
     await pass_time(KEEP_ALIVE)
     assert not bench.transport.closed, "it was opened since the last look"
@@ -228,18 +211,6 @@ async def test_idle_connection_is_closed_after_keep_alive(bench: Bench) -> None:
 
 CHUNKS = b"1\r\n{\r\n1;a=b\r\n}\r\n0\r\nX-Tenant: b\r\n\r\n"
 IN_CHUNKS = REQUEST.replace(b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n") + CHUNKS
-
-
-@pytest.mark.parametrize("data", [b"\r\n\r\n" + REQUEST + b"\r\n", REQUEST.replace(b"POST", b"PROPFIND")])
-async def test_a_request_in_pieces_leaves_its_connection_as_it_was(data: bytes) -> None:
-    for cut in range(1, len(data)):
-        bench = Bench()
-        bench.answers.let.set()
-        for piece in (data[:cut], data[cut:], REQUEST):
-            bench.connection.data_received(piece)
-            await bench.settle()
-        assert bench.answers.bodies == [b"{}", b"{}"], cut
-        assert bench.transport.protocol is None, cut
 
 
 async def test_a_body_in_chunks_arrives_whole_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,16 +525,6 @@ async def test_a_stop_of_the_server_answers_in_place_of_a_refusal_that_waits() -
     assert bench.transport.written.count(b"HTTP/1.1") == 1
 
 
-async def test_data_received_while_yielding_is_answered_in_order(bench: Bench) -> None:
-    bench.answers.let.set()
-    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
-    bench.connection.data_received(REQUEST)
-    assert (bench.answers.found, bench.answers.bodies) == (REQUESTS_PER_TURN, [])
-    await bench.settle()
-    assert (bench.answers.found, bench.answers.bodies) == (REQUESTS_PER_TURN + 1, [b"{}"])
-    assert bench.transport.written.endswith(b"\r\n\r\nok")
-
-
 async def test_half_close_while_yielding_still_answers_all_requests(bench: Bench) -> None:
     assert not bench.connection.eof_received()
     bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN))
@@ -584,13 +545,6 @@ async def test_read_ahead_is_limited_while_yielding() -> None:
     assert bench.transport.reading
 
 
-async def test_reading_pauses_while_too_much_is_buffered(bench: Bench) -> None:
-    bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 2 * REQUESTS_PER_TURN))
-    assert not bench.transport.reading
-    await bench.settle()
-    assert bench.transport.reading
-
-
 async def test_read_ahead_is_limited_while_writing_is_paused(bench: Bench) -> None:
     bench.connection.pause_writing()
     bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 1))
@@ -606,13 +560,6 @@ async def test_pause_writing_while_yielding_stops_answers(bench: Bench) -> None:
     assert bench.answers.found == REQUESTS_PER_TURN
     bench.connection.resume_writing()
     assert bench.answers.found == REQUESTS_PER_TURN + 1
-
-
-async def test_resume_writing_while_yielding_gives_no_extra_turn(bench: Bench) -> None:
-    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
-    bench.connection.pause_writing()
-    bench.connection.resume_writing()
-    assert bench.answers.found == REQUESTS_PER_TURN
 
 
 async def test_shutdown_while_yielding_answers_nothing_more(bench: Bench) -> None:

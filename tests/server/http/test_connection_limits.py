@@ -51,15 +51,6 @@ def test_a_connection_beyond_the_limit_closes(standings: list[Activity], closed:
     assert repr(found) == f"<Connections {len(found)} of {len(standings)}>"
 
 
-def test_ended_connection_does_not_count() -> None:
-    found, each = filled(2, Activity.RECEIVING, Activity.RECEIVING)
-    found.discard(each[0])
-    found.discard(each[0])
-    found.add(Connection(Activity.RECEIVING))
-    assert not any(one.gone for one in each)
-    assert next(iter(found)) is each[1]
-
-
 def test_connection_limit_follows_the_descriptor_limit() -> None:
     state = ServerState()
     assert connections(state) is connections(state) is state.connections

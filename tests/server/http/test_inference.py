@@ -103,11 +103,6 @@ async def test_large_json_is_parsed_in_time_slices(bench: Bench, parameters: dic
     assert bench.slots_used == 0
 
 
-async def test_json_over_the_limit_is_refused_without_time_slices(bench: Bench) -> None:
-    bench.begin(b" " * (1 << 20) + b"{}")
-    assert [type(outcome) for outcome in bench.outcomes] == [TooLarge]
-
-
 @pytest.mark.parametrize("outgrows", [False, True])
 @pytest.mark.parametrize("large", [False, True])
 async def test_a_request_is_admitted_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, large: bool, outgrows: bool) -> None:
@@ -290,13 +285,6 @@ async def test_outgrown_request_runs_again_with_more_memory(bench: Bench, parame
     assert isinstance(outcome, tuple)
     assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == [1, 2]
     assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
-
-
-async def test_requests_after_an_outgrown_one_reserve_as_much(bench: Bench) -> None:
-    bench.begin(small())
-    first = await bench.outgrown(3 << 20)
-    bench.begin(small())
-    assert bench.tenant.lane.slots.statistics().nbytes - first.capacity >= 3 << 20
 
 
 async def test_output_reserve_is_limited_to_a_fraction_of_memory(bench: Bench) -> None:

@@ -177,26 +177,6 @@ async def test_body_in_two_halves_is_answered(bench: Bench, split: int) -> None:
         assert bench.used() == (0, 0)
 
 
-async def test_body_byte_by_byte_is_answered(bench: Bench) -> None:
-    _, transport = bench.connect()
-    transport.receive(IMAGE, 1)
-    await bench.work()
-    assert answers(transport.written) == [VALUES.tobytes()]
-
-
-@pytest.mark.parametrize("order", [[IMAGE, SMALL], [SMALL, IMAGE], [IMAGE, IMAGE], [IMAGE, SMALL, IMAGE, SMALL]])
-@pytest.mark.parametrize("piece", [1000, PIECE, 10 * PIECE])
-async def test_pipelined_requests_are_answered_in_order(bench: Bench, order: list[bytes], piece: int) -> None:
-    _, transport = bench.connect()
-    for _ in range(2):
-        transport.written = b""
-        transport.receive(b"".join(order), piece)
-        for _ in order:
-            await bench.work()
-        assert answers(transport.written) == [VALUES.tobytes() if each is IMAGE else VALUES[:4].tobytes() for each in order]
-    assert bench.used() == (0, 0)
-
-
 async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(bench: Bench) -> None:
     _, transport = bench.connect()
     transport.receive(IMAGE)
@@ -256,16 +236,6 @@ async def test_model_that_is_reloaded_in_mid_body_decides_about_the_body(
     transport.receive(IMAGE[len(IMAGE) // 2 :])
     await bench.work()
     assert answers(transport.written) == [expected]
-    assert bench.used() == (0, 0)
-
-
-async def test_model_that_is_unloaded_in_mid_body_is_404(bench: Bench) -> None:
-    _, transport = bench.connect()
-    transport.receive(IMAGE[:-1])
-    bench.tenant.catalog.expected = None  # All that there are have been listed.
-    bench.tenant.catalog.put("m", [], [])
-    transport.receive(IMAGE[-1:])
-    assert answers(transport.written) == [b"404"]
     assert bench.used() == (0, 0)
 
 

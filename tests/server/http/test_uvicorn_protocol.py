@@ -43,18 +43,6 @@ async def answers(port: int, data: bytes) -> bytes:
         await writer.wait_closed()
 
 
-@pytest.mark.parametrize(
-    "data", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"]
-)
-async def test_invalid_http_is_refused_in_json_and_closed(port: int, data: bytes) -> None:
-    head, body = (await answers(port, data)).split(b"\r\n\r\n")
-    status, *fields = head.split(b"\r\n")
-    assert status == b"HTTP/1.1 400 Bad Request"
-    length = b"content-length: %d" % len(body)
-    assert fields == [b"x-default: 1", b"content-type: application/json", length, b"connection: close"]
-    assert json.loads(body) == {"error": "the request is not HTTP: Invalid HTTP request received."}
-
-
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 LINE = b"X: " + b"a" * 1000 + b"\r\n"
 
