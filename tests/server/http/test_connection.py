@@ -213,6 +213,18 @@ CHUNKS = b"1\r\n{\r\n1;a=b\r\n}\r\n0\r\nX-Tenant: b\r\n\r\n"
 IN_CHUNKS = REQUEST.replace(b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n") + CHUNKS
 
 
+@pytest.mark.parametrize("data", [b"\r\n\r\n" + REQUEST + b"\r\n", REQUEST.replace(b"POST", b"PROPFIND")])
+async def test_a_request_in_pieces_leaves_its_connection_as_it_was(data: bytes) -> None:
+    for cut in range(1, len(data)):
+        bench = Bench()
+        bench.answers.let.set()
+        for piece in (data[:cut], data[cut:], REQUEST):
+            bench.connection.data_received(piece)
+            await bench.settle()
+        assert bench.answers.bodies == [b"{}", b"{}"], cut
+        assert bench.transport.protocol is None, cut
+
+
 async def test_a_body_in_chunks_arrives_whole_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     for cut in range(1, len(IN_CHUNKS)):
         bench = Bench()

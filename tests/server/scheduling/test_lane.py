@@ -120,6 +120,16 @@ async def test_each_kind_of_failure_raises_its_error(
         await answer
 
 
+async def test_memory_of_an_abandoned_request_is_freed_only_when_its_work_has_ended(lane: Lane, hand: Hand) -> None:
+    slot = lane.take_slot()
+    slot.reserve(1 << 20)
+    submit(lane, slot, "m/1#1", SHAPES)
+    lane.release(slot)
+    assert lane.slots.statistics().nbytes == 1 << 20
+    await hand.end(Failure("cancelled", ""))
+    assert lane.slots.statistics().nbytes == 0
+
+
 async def test_a_request_whose_outputs_did_not_fit_is_submitted_again_with_more_memory(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
     await hand.end(Failure("outgrown", str(3 * SMALLEST)))

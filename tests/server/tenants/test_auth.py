@@ -1,5 +1,7 @@
+import hashlib
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.config.tenant import TenantConfig
