@@ -26,10 +26,11 @@ def submit(
     priority: int = 0,
     timeout: float | None = None,
     batching: Batching | None = None,
+    begun: bool = False,
 ) -> "asyncio.Future[Done]":
     """As `Lane.submit`; the future has the completion, or the error."""
     future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-    lane.submit(slot, model, shapes, partial(_resolve, future), priority, timeout, batching)
+    lane.submit(slot, model, shapes, partial(_resolve, future), priority, timeout, batching, begun=begun)
     return future
 
 

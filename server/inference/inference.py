@@ -261,7 +261,7 @@ class Inference:
             reserve_more(self._tenant, served, served.signature, self._shapes, slot, outgrown)
             if timeout is not None:
                 timeout = self._left(timeout, self._decoded)
-            lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout, unasked=self._unasked)
+            lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout, unasked=self._unasked, begun=True)
         except Exception as error:
             self._fail(error)
 

@@ -122,7 +122,9 @@ class ThroughFunctions:
                 served, slot = self._served, self._slot
                 reserve_more(self._tenant, served, self._inner, self._shapes, slot, end)
                 lane, priority, until, unasked = self._tenant.lane, self._priority, self._deadline, self._unasked
-                lane.submit(slot, served.key, self._shapes, self._on_done, priority, None, None, None, False, until, unasked)
+                lane.submit(
+                    slot, served.key, self._shapes, self._on_done, priority, None, None, None, False, until, unasked, True
+                )
             elif isinstance(end, DeadlineExceeded) and time.monotonic() >= self._deadline:
                 raise expired(self._timeout or 0.0)  # The worker has met the deadline before the timer here.
             elif not isinstance(end, Done):

@@ -15,14 +15,14 @@ from .messages import Extent, Failure, FailureKind, Malformed, ModelKey, Shape
 
 _CACHE_SIZE = 256
 _Size = Annotated[int, msgspec.Meta(ge=0)]
-_requests: Any = msgspec.msgpack.Decoder(tuple[str, tuple[tuple[_Size, ...], ...], int, _Size])
+_requests: Any = msgspec.msgpack.Decoder(tuple[str, tuple[tuple[_Size, ...], ...], int, _Size, bool])
 _outcomes: Any = msgspec.msgpack.Decoder(
     tuple[tuple[tuple[tuple[_Size, ...], _Size, _Size], ...], tuple[FailureKind, str] | None, _Size]
 )
 _encoder = msgspec.msgpack.Encoder()
 
-Request = tuple[ModelKey, tuple[Shape, ...], int, int]
-"""What a ticket says besides its numbers: model, shapes, priority, and which outputs are not asked for."""
+Request = tuple[ModelKey, tuple[Shape, ...], int, int, bool]
+"""What a ticket says besides its numbers: model, shapes, priority, which outputs are not asked for, whether it has begun."""
 Outcome = tuple[tuple[Extent, ...], Failure | None, int]
 """What a completion says besides its times: outputs, failure, rows."""
 
@@ -57,7 +57,7 @@ class Serializer:
 
 def encode_request(model: ModelKey, shapes: tuple[Shape, ...]) -> bytes:
     """What a ticket's page says behind its numbers."""
-    return _encoder.encode((model, shapes, 0, 0))
+    return _encoder.encode((model, shapes, 0, 0, False))
 
 
 def encode_outcome(outputs: tuple[Any, ...], failure: Failure | None) -> bytes:

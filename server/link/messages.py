@@ -37,8 +37,8 @@ class Ticket(NamedTuple):
     A model that answers in parts gives one part a ticket: `after` is the ticket's own serial for the first part, and that of
     the ticket before for each later part. The answer ends with a completion without outputs. A ticket whose deadline has passed
     frees what the device side keeps of the answer. `after` is 0 for models that answer as a whole. `priority` is set on the way
-    from a helper to its lead only (see `tenants.relay`). `unasked` is as in `Room`: outputs that its request does not name,
-    which are not copied from the device.
+    from a helper to its lead only (see `tenants.relay`), as `begun` is: part of a request that is not to be refused any more.
+    `unasked` is as in `Room`: outputs that its request does not name, which are not copied from the device.
     """
 
     slot: int
@@ -51,6 +51,7 @@ class Ticket(NamedTuple):
     after: int = 0
     priority: int = 0
     unasked: int = 0
+    begun: bool = False
 
 
 class Extent(NamedTuple):

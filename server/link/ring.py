@@ -80,9 +80,9 @@ class Tickets:
         if self._kept is not None:
             self._kept[ticket.slot] = ticket
             return
-        slot, serial, model, shapes, deadline, capacity, start, after, priority, unasked = ticket
+        slot, serial, model, shapes, deadline, capacity, start, after, priority, unasked, begun = ticket
         try:
-            data, page = self._serializer.encode((model, shapes, priority, unasked)), self._arena.slot(slot).ticket
+            data, page = self._serializer.encode((model, shapes, priority, unasked, begun)), self._arena.slot(slot).ticket
         except OverflowError:
             raise BadRequest("inputs: a shape has a size of more than 64 bits") from None
         if len(data) > _MAX_BODY:
@@ -213,8 +213,8 @@ class Tickets:
             return self._kept[slot]
         page = self._page(slot)
         serial, deadline, capacity, start, after, length = _TICKET.unpack_from(page)
-        model, shapes, priority, unasked = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
-        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after, priority, unasked)
+        model, shapes, priority, unasked, begun = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
+        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after, priority, unasked, begun)
 
     def _page(self, slot: int) -> memoryview:
         """The page of the ticket in this slot, which the other end has named."""

@@ -214,8 +214,10 @@ class Lane:
         if timeout is not None:
             deadline = time.monotonic() + timeout
         serial = next(self._serials)
-        after, passed_on = serial if in_parts else 0, priority if self._helper else 0
-        ticket = Ticket(slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, after, passed_on, unasked)
+        after, (passed_on, begun) = serial if in_parts else 0, (priority, begun) if self._helper else (0, False)
+        ticket = Ticket(
+            slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, after, passed_on, unasked, begun
+        )
         self._link.tickets.write(ticket)
         batch = None
         if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.

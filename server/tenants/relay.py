@@ -129,10 +129,20 @@ class Relay:
             return
         self._running[ticket.slot] = request
         batching, queues = (served.batching, served.queues) if served else (None, None)
-        _, _, model, shapes, deadline, _, _, after, priority, unasked = ticket
+        _, _, model, shapes, deadline, _, _, after, priority, unasked, begun = ticket
         try:
             self._lane.submit(
-                request.slot, model, shapes, request.on_done, priority, None, batching, queues, after != 0, deadline, unasked
+                request.slot,
+                model,
+                shapes,
+                request.on_done,
+                priority,
+                batching=batching,
+                queues=queues,
+                in_parts=after != 0,
+                deadline=deadline,
+                unasked=unasked,
+                begun=begun,
             )
         except Exception as error:
             self._end(request, self._failed(ticket, error))

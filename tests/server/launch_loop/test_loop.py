@@ -550,7 +550,7 @@ def test_whether_the_descriptor_blocks_is_nothing_to_the_loop(bench: Bench, bloc
 def test_equal_tickets_are_equal_bytes_whatever_refers_to_their_parts() -> None:
     """An encoding may refer to what was written before, if it is the same object."""
     one, other = (tuple(range(300, 302)) for _ in range(2))
-    first, second = ("".join(["m/", "1#1"]), (one, one), 0, 0), ("m/1#1", (one, other), 0, 0)
+    first, second = ("".join(["m/", "1#1"]), (one, one), 0, 0, False), ("m/1#1", (one, other), 0, 0, False)
     assert Serializer(decode_request).encode(first) == Serializer(decode_request).encode(second)
     assert Serializer(decode_request).decode(Serializer(decode_request).encode(first)) == first
 

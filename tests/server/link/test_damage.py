@@ -80,15 +80,16 @@ def test_a_damaged_ring_is_malformed_or_its_tickets_stay_in_the_tenants_memory(
         descriptors.close()
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=30).map(lambda tail: encode_request(KEY, ((1, 2), (3,)))[:-9] + tail))
+@given(st.binary(max_size=200) | st.binary(max_size=30).map(lambda tail: encode_request(KEY, ((1, 2), (3,)))[:-10] + tail))
 def test_any_bytes_are_a_ticket_or_malformed(data: bytes) -> None:
     try:
-        model, shapes, priority, unasked = decode_request(data)
+        model, shapes, priority, unasked, begun = decode_request(data)
     except Malformed:
         return
     assert isinstance(model, str)
     assert isinstance(priority, int)
     assert unasked >= 0
+    assert type(begun) is bool
     assert all(type(size) is int and size >= 0 for shape in shapes for size in shape)
 
 

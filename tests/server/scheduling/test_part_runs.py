@@ -147,7 +147,7 @@ class DeviceSide:
             self._tickets.append(ticket)
         if not self._tickets:
             return False
-        slot, serial, _, _, deadline, _, _, after, _, _ = self._tickets.pop(0)
+        slot, serial, _, _, deadline, _, _, after, *_ = self._tickets.pop(0)
         assert slot not in [each.slot for each in self._tickets], "a slot is twice in the ring"
         kept = self.kept.pop(slot, None)
         failure, outputs = None, END

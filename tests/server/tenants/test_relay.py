@@ -20,6 +20,7 @@ from server.link.occupancy import LEAD, Occupancy, SharedBlocks
 from server.link.slots import Slot
 from server.scheduling.lane import Lane
 from server.scheduling.pending import error_of, failure_of
+from server.scheduling.queue_policy import QueueLimits, QueuePolicy
 from server.scheduling.scheduler import HelperScheduler, Scheduler
 from server.tenants import relay
 from server.tenants.catalog import Catalog, ServedModel
@@ -157,6 +158,21 @@ async def test_a_helpers_request_that_has_begun_is_run_while_the_tenant_refuses_
     assert (await second).outputs == OUT
     with pytest.raises(Unavailable, match="draining"):
         helper.take_slot()
+
+
+async def test_a_full_queue_of_the_models_own_refuses_no_run_of_a_helpers_request_that_has_begun(tenant: Tenant) -> None:
+    queues = QueuePolicy(QueueLimits(1, 0, "dynamic_batching.default_queue_policy"))
+    tenant.catalog.put("m", [ServedModel("m", "1", "m/1#1", ROWS, "", {}, queues=queues)], [])
+    helper = tenant.help().lane
+    asked = [ask(helper, "m/1#1") for _ in range(2)]  # One runs and one waits.
+    await settle()
+    _, refused = ask(helper, "m/1#1")
+    _, later = ask(helper, "m/1#1", begun=True)
+    with pytest.raises(Unavailable, match="Exceeds maximum queue size: 1 may wait for this model"):
+        await refused
+    for _ in range(3):
+        await tenant.hand.end(outputs=OUT)
+    assert [(await answer).outputs for answer in (*[answer for _, answer in asked], later)] == [OUT] * 3
 
 
 async def test_a_helper_that_waits_for_room_has_it_though_no_request_of_its_own_ends(tenant: Tenant) -> None:
