@@ -98,8 +98,8 @@ async def transfer(
         raise BadRequest(f"{', '.join(unknown)}: unknown; expected 'device', and perhaps 'granules'")
     to = given.get("device")
     if not isinstance(to, str):
-        names = ", ".join(json.dumps(each.name) for each in controller.devices)
-        raise BadRequest(f"device: {show(to)} is not a device's name in quotes; there are {names}")
+        names = " or ".join(show(each.name) for each in controller.devices)
+        raise BadRequest(f"device: {show(to)} is no text; expected {names}")
     count = given.get("granules")
     if "granules" in given and type(count) is not int:
         raise BadRequest(f"granules: {show(count)} granules; expected an integer of at least 1")

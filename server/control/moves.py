@@ -99,7 +99,7 @@ def plan_transfer(
     source = next(device for device in devices if tenant in device.runtimes)
     target = next((device for device in devices if device.name == to), None)
     if target is None:
-        raise BadRequest(f"device: {show(to)} is not a device; there are {', '.join(device.name for device in devices)}")
+        raise BadRequest(f"device: {show(to)} is not a device; expected {' or '.join(show(each.name) for each in devices)}")
     there = len(source.held[tenant].granules)
     count = there if count is None else count
     _check_count("granules", count)

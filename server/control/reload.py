@@ -28,7 +28,7 @@ _MOST_REASON = 4096
 
 def without_file() -> Config:
     """The `ReadConfig` of a server that was started without a file."""
-    raise ConfigError(["there is no configuration file: the server was started without one"])
+    raise ConfigError(["there is no configuration file: the server was started without one; start it again with --config FILE"])
 
 
 class Reloader:

@@ -203,8 +203,8 @@ def ready(http: httpx.Client) -> set[str]:
     ("tenant", "body", "status", "text"),
     [
         ("globex", {"device": "0", "granules": 4}, 409, "acme 1 + globex 4 = 5 granules, but the device has 4: 1 too many"),
-        ("globex", {"device": "2"}, 400, 'device: "2" is not a device; there are 0, 1'),
-        ("globex", {"device": ["0", "1"]}, 400, 'a device\'s name in quotes; there are "0", "1"'),
+        ("globex", {"device": "2"}, 400, 'device: "2" is not a device; expected "0" or "1"'),
+        ("globex", {"device": ["0", "1"]}, 400, 'is no text; expected "0" or "1"'),
         ("globex", {"device": "1", "granules": 1}, 400, "tenant globex is on device 1 already; PUT /admin/partitions"),
         ("globex", {"device": "0", "cores": 1}, 400, "cores: unknown; expected 'device', and perhaps 'granules'"),
         ("initech", {"device": "0"}, 404, "initech: there is no such tenant; there are acme, globex"),
