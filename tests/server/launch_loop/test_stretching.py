@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitions import DeviceLost
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Times as SharedTimes
 from server.workers.stretching import BUSY, RETRY, STOPPED, WHY_HOME, Times, decide
@@ -175,10 +174,3 @@ def test_after_narrowing_everything_is_at_home_and_after_widening_the_loop_learn
     bench.learn()
     bench.run(3)
     assert bench.launched()[1] > wide
-
-
-def test_an_error_of_the_device_during_a_wide_work_is_reported(bench: Looping) -> None:
-    bench.script.fail("run", error=DeviceLost("gone"))
-    bench.put(bench.ticket(0, 0))
-    assert bench.kind() == "lost"
-    assert bench.lost

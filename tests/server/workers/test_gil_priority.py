@@ -103,12 +103,6 @@ def test_a_rare_worker_yields_to_no_other() -> None:
     assert bench.slept(priority) == 0
 
 
-def test_equally_busy_workers_do_not_yield_to_each_other() -> None:
-    bench = Bench()
-    one, other = bench.priority(30_000), bench.priority(40_000)
-    assert bench.slept(one) == bench.slept(other) == 0
-
-
 def test_a_busy_worker_has_priority_for_a_while_after_a_long_rest() -> None:
     bench = Bench()
     later = SECOND + 20_000_000

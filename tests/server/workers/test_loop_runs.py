@@ -99,11 +99,6 @@ def test_a_model_runs_on_the_thread_until_it_is_known_to_be_short_and_then_on_th
     assert bench.link.completions.take() == []
 
 
-def test_other_shapes_are_not_known(bench: LoopBench) -> None:
-    bench.prove(1, 2)
-    assert bench.run(1, 2, 3) is None
-
-
 def test_the_thread_goes_on_beside_the_event_loop(bench: LoopBench) -> None:
     bench.prove(1)
     for number in range(50):
@@ -208,13 +203,6 @@ def test_a_ticket_that_is_late_cancelled_or_of_no_model_is_left_to_the_worker(be
     assert bench.link.tickets.run_now(ticket) is None
     bench.put(ticket)
     assert bench.kind() == "cancelled"
-
-
-def test_parts_of_an_answer_are_left_to_the_worker(bench: LoopBench) -> None:
-    bench.prove(1)
-    ticket = bench.ticket(0, 1)
-    assert bench.link.tickets.run_now
-    assert bench.link.tickets.run_now(ticket._replace(after=ticket.serial)) is None
 
 
 @pytest.mark.parametrize("point", ["enqueue", "run"])

@@ -101,13 +101,6 @@ def test_other_tickets_run_between_two_parts(counting: PartsBench) -> None:
     assert [counting.part() for _ in range(3)] == [[19], [6], [8]]
 
 
-def test_nothing_is_in_flight_between_two_parts(counting: PartsBench) -> None:
-    counting.begin(0, 3)
-    counting.part()
-    assert counting.bench.worker.oldest is None
-    assert counting.bench.worker.stop().result(30) is None
-
-
 def test_a_part_that_raises_ends_its_answer(counting: PartsBench, alive: "weakref.WeakSet[Counted]") -> None:
     ticket = counting.begin(0, 14)
     assert counting.part() == [14]

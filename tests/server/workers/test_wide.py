@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from engines import TensorSpec
-from partitions import DeviceLost
 from server.launch_loop.structures import view_lenders
 from server.link import activity
 from server.link.activity import Activity, LenderPage
@@ -293,26 +292,6 @@ def test_a_wide_work_is_cancelled_and_a_ticket_behind_it_that_is_too_late_is_ref
         assert [bench.kind(), bench.kind()] == ["cancelled", "expired"]
         gate.open()
         assert bench.answer(bench.next()) == [2]
-        assert not placement.running
-
-
-def test_a_work_that_cannot_be_enqueued_wide_fails_and_the_next_go_on() -> None:
-    with borrower() as (bench, placement):
-        bench.run_at_home()
-        bench.script.fail("enqueue")
-        bench.put(bench.ticket(0, 0))
-        assert bench.kind() == "raised"
-        assert not placement.running
-        bench.run(1)
-
-
-def test_a_device_that_is_lost_during_a_wide_work_is_reported() -> None:
-    with borrower() as (bench, placement):
-        bench.run_at_home()
-        bench.script.fail("run", error=DeviceLost("gone"))
-        bench.put(bench.ticket(0, 0))
-        assert bench.kind() == "lost"
-        assert bench.lost
         assert not placement.running
 
 

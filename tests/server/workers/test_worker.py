@@ -223,17 +223,6 @@ def either(request: pytest.FixtureRequest) -> Iterator[Bench]:
         yield bench
 
 
-def test_tickets_are_answered_in_order_from_their_slots(either: Bench) -> None:
-    bench = either
-    for number in range(5):
-        bench.put(bench.ticket(number, number, number + 0.5))
-    dones = [bench.next() for _ in range(5)]
-    assert [done.slot for done in dones] == list(range(5))
-    assert [bench.answer(done) for done in dones] == [[number, number + 0.5] for number in range(5)]
-    assert all(done.began <= done.ended for done in dones)
-    assert bench.script.reached["run"] == 5
-
-
 @pytest.mark.parametrize(("hosted", "threads"), [(False, 2), (True, 1)])
 def test_threads_are_attached_to_the_partition_and_on_host_cores_there_is_only_one(hosted: bool, threads: int) -> None:
     with benched() as bench:
@@ -260,15 +249,6 @@ def test_threads_that_were_started_early_serve_when_they_are_to_and_end_with_the
         bench.worker.halt()
         assert not any(thread.is_alive() for thread in early)
         assert {*bench.partition.threads} == ({*early} if served else set())
-
-
-def test_a_ticket_that_arrives_while_another_runs_is_enqueued_at_once(either: Bench) -> None:
-    bench = either
-    gate = bench.begin(bench.ticket(0, 1))  # The worker is inside `wait`.
-    bench.put(bench.ticket(1, 2))
-    bench.wait_for_enqueued(2)
-    gate.open()
-    assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
 def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(either: Bench) -> None:
@@ -495,19 +475,6 @@ def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker
         assert len(bench.engine.computed) == 3
 
 
-def test_a_halted_worker_can_serve_again(either: Bench) -> None:
-    bench = either
-    for number in range(3):
-        bench.worker.halt()
-        bench.worker.halt()
-        bench.put(bench.ticket(0, number))
-        assert bench.link.completions.take() == []
-        bench.worker.serve(bench.endpoint)
-        assert bench.answer(bench.next()) == [number]
-    bench.worker.halt()
-    assert len(bench.partition.threads) == 8
-
-
 @pytest.mark.parametrize("hosted", [False, True])
 def test_alternating_workers_run_every_ticket_once_and_in_order(hosted: bool) -> None:
     """With alternately short and long works, so that the second thread is parked now and then."""
@@ -619,16 +586,6 @@ def test_tickets_that_need_preparation_are_deferred_and_others_overtake_them(eit
     assert bench.answer(bench.next()) == [7, 8]
 
 
-def test_a_prepared_ticket_is_enqueued_while_another_runs(bench: Bench) -> None:
-    prepared, gate = bench.engine.prepares((2,)), bench.script.hold("run")
-    bench.put(bench.ticket(0, 1), bench.ticket(1, 2, 3))
-    gate.wait_for_arrival()
-    prepared.set_result(None)
-    bench.wait_for_enqueued(2)
-    gate.open()
-    assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2, 3]]
-
-
 def test_prepared_tickets_are_resumed_a_few_at_a_time(either: Bench) -> None:
     bench = either
     """The lane does not count them as in flight: all at once would run before any later request, however urgent."""
@@ -667,14 +624,6 @@ def test_a_device_lost_during_preparation_is_reported(bench: Bench) -> None:
     assert bench.lost == [error]
 
 
-def test_a_cancelled_preparation_fails_its_tickets(bench: Bench) -> None:
-    prepared = bench.engine.prepares((2,))
-    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
-    assert bench.answer(bench.next()) == [5]
-    assert prepared.cancel()
-    assert bench.kind() == "raised"
-
-
 def test_a_deferred_ticket_can_be_cancelled_and_the_others_stay(either: Bench) -> None:
     bench = either
     prepared, ticket = bench.engine.prepares((2,)), bench.ticket(0, 1, 2)
@@ -696,16 +645,6 @@ def test_a_deferred_ticket_past_its_deadline_is_not_run(bench: Bench) -> None:
         pass
     prepared.set_result(None)
     assert bench.kind() == "expired"
-
-
-def test_abandon_cancels_deferred_tickets(either: Bench) -> None:
-    bench = either
-    prepared = bench.engine.prepares((2,))
-    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
-    assert bench.answer(bench.next()) == [5]
-    bench.worker.abandon()
-    assert bench.kind() == "cancelled"
-    prepared.set_result(None)
 
 
 def test_halt_does_not_wait_for_deferred_tickets_and_the_next_worker_resumes_them(either: Bench) -> None:
@@ -750,14 +689,3 @@ def test_a_halted_worker_does_not_write_to_the_link(either: Bench, monkeypatch: 
     prepared.set_result(None)
     bench.worker.cancel(0, 1)
     assert written == []
-
-
-def test_a_worker_with_one_thread_defers_tickets_as_well() -> None:
-    with benched() as bench:
-        bench.device.on_host_cores = True
-        bench.worker.serve(bench.endpoint)
-        prepared = bench.engine.prepares((2,))
-        bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
-        assert bench.answer(bench.next()) == [5]
-        prepared.set_result(None)
-        assert bench.answer(bench.next()) == [1, 2]
