@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from engines import DATATYPES
@@ -25,14 +24,6 @@ def test_an_array_of_a_type_is_its_wire_form(name: str) -> None:
     datatype = DATATYPES[name]
     assert datatype.numpy.itemsize == datatype.size
     assert datatype.numpy == datatype.numpy.newbyteorder("<")
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("BOOL", np.bool_), ("UINT16", np.uint16), ("INT64", np.int64), ("FP16", np.float16), ("FP64", np.float64)],
-)
-def test_types_are_numpy_s_where_numpy_has_them(name: str, dtype: type[np.generic]) -> None:
-    assert DATATYPES[name].numpy == np.dtype(dtype)
 
 
 @pytest.mark.parametrize(("name", "config"), [("BYTES", "TYPE_STRING"), ("FP32", "TYPE_FP32"), ("BOOL", "TYPE_BOOL")])

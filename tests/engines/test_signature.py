@@ -32,10 +32,6 @@ def test_aligning_gives_the_next_multiple(offset: int) -> None:
     assert align(align(offset)) == align(offset)
 
 
-def test_dynamic_dimensions_are_shown_as_minus_one() -> None:
-    assert IMAGE.shape == (-1, 3, -1, -1)
-
-
 @given(DIMS, SIZES)
 def test_a_shape_made_from_the_dimensions_fits_and_gives_their_sizes(
     dims: tuple[int | str, ...], sizes: dict[str, int]
@@ -151,16 +147,6 @@ def test_a_shape_for_each_input_has_to_be_given(shapes: list[tuple[int, ...]], c
     assert str(caught.value) == f"{came}, but the model's inputs are 2: x FP32[1], y INT8[-1, 1]"
 
 
-def test_a_shape_for_a_model_that_takes_nothing_is_refused() -> None:
-    assert _takes().check([]) == {}
-    with pytest.raises(TensorMismatch, match=r"^1 shape given, but the model's inputs are none$"):
-        _takes(max_batch=8).check([(1,)])
-
-
-def test_a_tensor_mismatch_is_a_value_error() -> None:
-    assert issubclass(TensorMismatch, ValueError)
-
-
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_batch_up_to_the_largest_is_taken(batch: int) -> None:
     shapes = [(batch, 2), (batch, 2)]
@@ -214,16 +200,6 @@ def test_output_bytes_are_those_of_known_size_each_aligned(dims: list[tuple[int 
     signature = Signature((), tuple(_spec(f"y{index}", *each) for index, each in enumerate(dims)))
     known = [shape for shape in signature.output_shapes(sizes) if shape is not None]
     assert signature.output_bytes(sizes) == sum(align(4 * math.prod(shape)) for shape in known)
-
-
-@pytest.mark.parametrize(("datatype", "nbytes"), [("FP64", 48), ("INT8", 6), ("BF16", 12), ("BYTES", 0)])
-def test_bytes_of_a_shape_follow_from_the_type(datatype: str, nbytes: int) -> None:
-    assert _spec("x", "n", 3, datatype=datatype).nbytes((2, 3)) == nbytes
-
-
-def test_a_scalar_is_one_element_and_a_shape_with_a_zero_is_none() -> None:
-    assert _spec("x").nbytes(()) == 4
-    assert _spec("x", 3, 0).nbytes((3, 0)) == 0
 
 
 def test_a_signature_shows_what_it_takes_and_gives() -> None:

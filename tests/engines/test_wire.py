@@ -24,12 +24,6 @@ def test_the_wire_form_is_a_little_endian_length_and_then_the_bytes() -> None:
     assert wire.pack([b"ab", b"", b"c"]) == b"\x02\0\0\0ab\0\0\0\0\x01\0\0\0c"
 
 
-@given(ELEMENTS, st.binary(max_size=20))
-def test_elements_are_split_off_the_front(elements: list[bytes], rest: bytes) -> None:
-    packed = wire.pack(elements)
-    assert wire.split(packed + rest, len(elements)) == (elements, len(packed))
-
-
 @given(ELEMENTS, st.binary(min_size=1, max_size=20))
 def test_bytes_that_are_left_over_are_counted(elements: list[bytes], rest: bytes) -> None:
     with pytest.raises(ValueError, match=f"{len(rest)} bytes left after {len(elements)} elements"):
@@ -68,11 +62,6 @@ def test_an_element_without_a_length_is_named(rest: bytes) -> None:
 def test_a_count_that_the_data_cannot_hold_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=f"element 1 of {10**15} has no length"):
         wire.unpack(wire.pack([b"x"]), 10**15)
-
-
-@given(st.lists(st.text()))
-def test_texts_are_decoded(texts: list[str]) -> None:
-    assert wire.texts([text.encode() for text in texts]) == texts
 
 
 def test_the_first_element_that_is_not_utf_8_is_named() -> None:

@@ -62,10 +62,6 @@ def test_nan_comes_last() -> None:
     assert texts([np.nan, 1, -np.inf, np.inf], 4) == ["inf:3", "1.000000:1", "nan:0", "-inf:2"]
 
 
-def test_without_batches_the_whole_output_is_one_row() -> None:
-    assert classes([[1, 2], [4, 3]], 3, "INT8") == Classes((3,), [b"4:2", b"3:3", b"2:1"])
-
-
 def test_each_row_of_a_batch_has_its_own() -> None:
     assert classes([[[1], [2]], [[4], [3]]], 1, "INT8", batched=True) == Classes((2, 1), [b"2:1", b"4:0"])
 

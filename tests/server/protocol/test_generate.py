@@ -68,10 +68,6 @@ def test_members_that_are_no_inputs_are_parameters() -> None:
     assert (request.timeout, request.id, request.priority) == (2.0, "7", 3)
 
 
-def test_an_empty_id_is_none() -> None:
-    assert decoded({"x": 1, "id": ""}, spec("x", "FP32", 1))[0].id is None
-
-
 def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
     request, tensors = decoded({"id": 5, "parameters": [1]}, spec("id", "INT32", 1), spec("parameters", "INT32", "n"))
     assert request.id is None

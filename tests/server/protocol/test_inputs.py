@@ -38,8 +38,3 @@ def test_a_byte_other_than_0_and_1_is_no_bool(data: bytes) -> None:
     message = refusal(request(binary(len(data), "BOOL")), model("BOOL"), data)
     shape = f"inputs[0] ('x'), BOOL [{len(data)}]"
     assert message == f"{shape}: bytes other than 0 and 1 in its binary data; expected one of them for each element"
-
-
-def test_half_precision_comes_in_and_goes_out_as_bytes() -> None:
-    document = request(binary(4, "BF16"), parameters={"binary_data_output": True})
-    assert take(document, model("BF16"), b"abcd").tensors == (((2,), b"abcd"),)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadRequest
-from server.protocol.json_document import count, field, parameters, parse, refuse, short, show
+from server.protocol.json_document import field, parameters, parse, refuse, short, show
 
 from .messages import nested
 
@@ -86,10 +86,6 @@ def test_long_names_are_shortened_in_messages() -> None:
     assert short("a" * 41) == "a" * 40 + "..."
     with pytest.raises(BadRequest, match=r"^parameters\.a{40}\.\.\.: null; expected a string"):
         parameters({"parameters": {"a" * 100_000: None}})
-
-
-def test_count_uses_the_plural() -> None:
-    assert [count(number, "byte") for number in (0, 1, 2)] == ["0 bytes", "1 byte", "2 bytes"]
 
 
 def test_deeply_nested_value_is_refused_without_being_quoted() -> None:

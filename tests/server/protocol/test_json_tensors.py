@@ -121,11 +121,6 @@ def test_a_number_beyond_single_precision_is_refused_not_made_infinite(value: fl
     assert array([value], "FP64") == [value]
 
 
-def test_integers_are_numbers_too_up_to_64_bits() -> None:
-    assert array([2**64 - 1, -1, 0.5], "FP64") == [2.0**64, -1.0, 0.5]
-    assert array([2**64 - 1, 16777217]) == [2.0**64, 16777216.0]
-
-
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_precision_has_no_json_form(name: str) -> None:
     with pytest.raises(BadRequest, match=rf"^inputs\[0\]\.data: {name} has no JSON form; send it as a binary tensor"):

@@ -15,7 +15,6 @@ from .messages import (
     body_of,
     model,
     nested,
-    packed,
     refusal,
     request,
     spec,
@@ -42,10 +41,6 @@ def test_id_parameters_and_outputs_are_decoded() -> None:
     assert found.outputs == (RequestedOutput(0, binary=True),)
 
 
-def test_a_timeout_of_0_is_none() -> None:
-    assert take(request(tensor([1]), parameters={"timeout": 0}), model()).request.timeout is None
-
-
 def test_outputs_are_answered_in_the_order_and_each_in_the_form_that_was_asked_for() -> None:
     outputs = [{"name": "d"}, {"name": "c", "parameters": {"binary_data": False, "classification": 0}}]
     inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
@@ -63,11 +58,6 @@ def test_a_model_without_inputs_takes_none() -> None:
 def test_a_field_that_is_null_is_absent(values: dict[str, None]) -> None:
     document = binary(4) if "data" in values else tensor([0.0])
     assert take(request(document | values), model(), *([b"\0" * 4] if "data" in values else [])).tensors == (((1,), b"\0" * 4),)
-
-
-def test_strings_with_colons_repeat_no_key() -> None:
-    found = take(request(tensor(["a:b", "::", '":"'], "BYTES"), id="a:b", parameters={"a:b": ":"}), model("BYTES"))
-    assert found.tensors == (((3,), packed("a:b", "::", '":"')),)
 
 
 @pytest.mark.parametrize("levels", [3, 100, 1000, 100_000])
@@ -133,10 +123,6 @@ def test_binary_tensors_do_not_count_as_json() -> None:
 def test_empty_sequence_parameters_are_accepted() -> None:
     parameters = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
     assert take(request(tensor([1]), parameters=parameters), model()).tensors
-
-
-def test_an_empty_id_is_none() -> None:
-    assert take(request(tensor([1]), id=""), model()).request.id is None
 
 
 def test_an_output_may_be_asked_for_as_classes() -> None:

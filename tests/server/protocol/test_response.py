@@ -37,25 +37,6 @@ def document(response: InferResponse) -> dict[str, Any]:
     return parsed
 
 
-def test_an_answer_names_the_model_and_its_version() -> None:
-    assert document(answer()) == {"model_name": "m", "model_version": "2", "outputs": []}
-
-
-@pytest.mark.parametrize("id", ["", "7", 'é"\n'])
-def test_an_answer_repeats_the_id_of_its_request(id: str) -> None:
-    assert document(answer(id=id))["id"] == id
-
-
-def test_outputs_as_json_are_flat_and_typed() -> None:
-    response = answer((0, False), (1, False), (2, False))
-    assert response.header_length is None
-    assert document(response)["outputs"] == [
-        {"name": "y", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]},
-        {"name": "t", "datatype": "BYTES", "shape": [2], "data": ["a", "é"]},
-        {"name": "b", "datatype": "BOOL", "shape": [2], "data": [True, False]},
-    ]
-
-
 @pytest.mark.parametrize(
     ("nonfinite", "data"), [("literal", b"[1.0,NaN,Infinity,-Infinity,2.5,NaN]"), ("null", b"[1.0,null,null,null,2.5,null]")]
 )
