@@ -76,12 +76,6 @@ def test_what_is_not_known_of_a_device_holds_nothing_back_and_is_said(moves: Ban
     assert ("its memory_bandwidth holds nothing back: what this device moves is not known" in fence.notes) == (moves is None)
 
 
-def test_a_tenant_alone_on_its_device_is_not_held() -> None:
-    assert plan({"acme": (3, 4)}, acme={"memory_bandwidth": 0.1, "pcie": 0.1}) == {
-        "acme": Fence((), notes=("no other tenant is on its device, so nothing holds it",))
-    }
-
-
 def test_what_is_enforced_is_described_with_the_means() -> None:
     fence = plan({"acme": (3, 4, 5), "globex": (2,)}, acme={"memory_bandwidth": 0.6, "pcie": 0.5})["acme"]
     assert list(describe(fence, "SM", SIZES, MOVES)) == [

@@ -147,12 +147,6 @@ async def site() -> Site:
     return await Site().start()
 
 
-async def test_devices_that_are_not_concerned_are_not_asked(site: Site) -> None:
-    move = await site.controller.repartition({"globex": 3})
-    assert move.movers == ("globex",)
-    assert site.steps == ["prepare 1", "switch 1"], "one message, so that the pause is short"
-
-
 async def test_shares_that_all_tenants_have_already_are_no_move(caplog: pytest.LogCaptureFixture) -> None:
     """Yet an operator wants them: the autopilot leaves them alone, as after a move."""
     caplog.set_level(logging.INFO)
@@ -205,11 +199,6 @@ async def test_what_does_not_fit_one_device_is_tried_on_none(site: Site) -> None
     with pytest.raises(DoesNotFit, match="globex 5 = 5 granules, but the device has 4: 1 too many"):
         await site.controller.repartition({"acme": 1, "globex": 5})
     assert (site.steps, site.held) == ([], BEFORE)
-
-
-async def test_the_same_granules_of_two_devices_are_no_overlap(site: Site) -> None:
-    await site.controller.repartition({"acme": 4, "globex": 4})
-    assert site.held == {"acme": ("0", (0, 1, 2, 3)), "globex": ("1", (0, 1, 2, 3))}
 
 
 async def test_tenants_of_two_processes_that_ran_on_one_granule_do_not_move(site: Site) -> None:

@@ -50,12 +50,6 @@ def test_a_model_that_gets_ready_is_logged_with_the_seconds_that_it_took(
     assert progress.line(TENANTS) == "4 of 8 models are ready, 1 cannot be served"
 
 
-def test_tenants_whose_models_are_not_known_yet_are_said() -> None:
-    progress = StartProgress()
-    progress.on_loading(Loading("acme", "", known=2), TENANTS)
-    assert progress.line(TENANTS) == "0 of 2 models are ready, without the models of 1 tenant, not known yet"
-
-
 def test_of_many_models_that_are_being_loaded_a_few_are_named() -> None:
     progress, tenants = StartProgress(), [f"t{number}" for number in range(15)]
     for tenant in tenants:

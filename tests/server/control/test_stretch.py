@@ -12,19 +12,9 @@ def test_a_borrower_takes_up_to_its_burst_from_those_who_lend() -> None:
     assert plan == {"acme": Wide((0, 1, 2, 3, 4, 6), {"globex": (2, 3, 4), "hooli": (6,)}, 0.001)}
 
 
-def test_two_tenants_that_lend_to_each_other_borrow_from_each_other() -> None:
-    plan = plan_wide({"a": (0,), "b": (1,)}, {"a": 2, "b": 2}, {"a": 0.001, "b": 0.001})
-    assert plan == {"a": Wide((0, 1), {"b": (1,)}, 0.001), "b": Wide((0, 1), {"a": (0,)}, 0.001)}
-
-
 def test_borrowers_share_what_is_lent() -> None:
     plan = plan_wide({"a": (0,), "b": (1,), "c": (2, 3, 4, 5)}, {"a": 6, "b": 6}, {"c": 0.001})
     assert {name: wide.granules for name, wide in plan.items()} == {"a": (0, 2, 4), "b": (1, 3, 5)}
-
-
-def test_without_anybody_who_lends_or_borrows_there_is_nothing() -> None:
-    homes = {"a": (0,), "b": (1,)}
-    assert plan_wide(homes, {"a": 2}, {"a": 1.0}) == plan_wide(homes, {"a": 1, "b": 1}, {"a": 1.0, "b": 1.0}) == {}
 
 
 @st.composite

@@ -33,11 +33,6 @@ async def succeed() -> None:
     """At once."""
 
 
-async def test_all_of_it_is_done() -> None:
-    await all_or_none([])
-    await all_or_none([succeed(), succeed()])
-
-
 async def test_work_beside_a_failure_is_given_up_and_waited_for() -> None:
     work = Work()
     running = asyncio.create_task(all_or_none([work.run(), fail(), succeed()]))

@@ -84,16 +84,6 @@ async def test_one_that_does_not_answer_counts_as_before(answer: Any, caplog: py
     assert site.accountant.age(site.side) == 0
 
 
-async def test_idle_never_falls() -> None:
-    site = Site()
-    site.now = 100
-    await site.acme()
-    assert site.accountant.idle("0", "acme") == 200
-    site.side.used(150)  # A long work was reported only now.
-    assert (await site.acme()).idle == 50
-    assert site.accountant.idle("0", "acme") == 200
-
-
 async def test_a_meter_that_several_processes_see_is_counted_once() -> None:
     site, other = Site(), FakeSide()
     site.device.runtimes["globex"] = other  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.observing.baseline import ENOUGH, ENOUGH_NOW, Baseline
+from server.observing.baseline import ENOUGH, Baseline
 from server.observing.need import Need
 from server.tenants.statistics import BOUNDS
 
@@ -25,13 +25,6 @@ def test_it_is_not_known_before_there_are_enough_quiet_requests() -> None:
     assert found.why.startswith(f"not known yet: {ENOUGH - 1} of {ENOUGH} requests")
     baseline.learn(measured(1, seconds=1 / 50))
     assert baseline.compare(measured(ENOUGH)).ratio == pytest.approx(1.0)
-
-
-def test_few_requests_of_now_are_not_compared() -> None:
-    baseline = Baseline()
-    baseline.learn(measured(ENOUGH))
-    assert baseline.compare(measured(ENOUGH_NOW - 1)).ratio is None
-    assert baseline.compare(measured(0)).why == f"0 of the {ENOUGH_NOW} requests that this needs, in the last 10 s"
 
 
 def test_slower_than_while_the_neighbours_rested() -> None:

@@ -61,16 +61,6 @@ def test_every_reason_to_stay_at_home_is_said_in_words(why: str) -> None:
     assert why not in said
 
 
-def test_two_lenders_lend() -> None:
-    after = WidePartition((0, 1, 2), [LentGranules("globex", (1,)), LentGranules("initech", (2,))], 3, 0, {}, [], [])
-    assert advise_borrower(state(), after, {}) == ["3 of 3 inferences ran on granules that globex and initech lend"]
-
-
-@pytest.mark.parametrize("lends", [None, True])
-def test_nothing_is_said_of_a_lender_that_lends_or_never_does(lends: bool | None) -> None:
-    assert advise_lender("globex", lends) == []
-
-
 def test_a_lender_that_has_stopped_reads_why() -> None:
     (said,) = advise_lender("globex", False)
     assert said.startswith("globex lends nothing for now, as its own requests were later")
@@ -98,11 +88,6 @@ def test_a_tenant_that_needs_more_reads_of_idle_neighbours(
     burst: int | None, neighbours: list[Neighbour], said: list[str]
 ) -> None:
     assert advise_neighbours("acme", burst, neighbours) == said
-
-
-def test_a_tenants_name_is_written_as_it_is() -> None:
-    (said,) = advise_neighbours("AcmeEU", None, [Neighbour("Globex", 0.0, lends=False)])
-    assert said.startswith("little used: Globex (0 %). With `lend` there and a `burst` for AcmeEU, AcmeEU could use")
 
 
 @given(st.lists(st.builds(Neighbour, st.sampled_from(["globex", "initech"]), st.floats(0, 1), st.booleans()), max_size=4))

@@ -45,19 +45,10 @@ def test_a_model_that_was_loaded_again_counts_from_zero() -> None:
     assert (found.requests, found.busy) == (20, pytest.approx(0.02))
 
 
-def test_a_process_that_was_replaced_counts_from_zero() -> None:
-    assert need(Counted(0.0, {}, 7), Counted(1.0, {}, 2)).turned_away == 2
-
-
 def test_what_a_limit_refuses_is_no_need_of_a_larger_share() -> None:
     found = need(counted(report(limited=1), 0.0), counted(report(limited=4), 5.0))
     assert (found.limited, found.turned_away) == (6, 0)
     assert need(Counted(0.0, {}, 0, 7), Counted(1.0, {}, 0, 2)).limited == 2
-
-
-def test_without_requests_there_is_no_p99() -> None:
-    found = need(counted(report(), 0.0), counted(report(), 5.0))
-    assert (found.requests, found.busy, found.queue, found.p99) == (0, 0.0, 0.0, None)
 
 
 def test_quantiles_are_interpolated_in_their_bucket() -> None:

@@ -154,13 +154,6 @@ async def test_nothing_is_moved_on_a_device_that_does_not_serve(state: str) -> N
     assert site.asked
 
 
-async def test_nothing_is_moved_during_another_move() -> None:
-    site = FakeController()
-    site.moving = True
-    await site.run(300)
-    assert site.asked == []
-
-
 async def test_nothing_is_taken_from_a_tenant_whose_process_does_not_answer() -> None:
     site = FakeController()
     site.silent.add("globex")

@@ -41,13 +41,6 @@ def test_what_cannot_be_read_is_a_change_as_any_other(tmp_path: Path) -> None:
     assert [settling.settled(now) for _ in range(3)] == [[], ["double"], []]
 
 
-def test_files_that_begin_with_a_dot_are_not_looked_at(tmp_path: Path) -> None:
-    (tmp_path / "double" / "1").mkdir(parents=True)
-    before = stamps(tmp_path, ["double"])
-    (tmp_path / "double" / "1" / ".model.onnx.aXb3").write_bytes(b"half of it")
-    assert stamps(tmp_path, ["double"]) == before
-
-
 def test_a_change_that_is_undone_is_not_acted_on() -> None:
     one, two = frozenset({("1/", 0, 0, 0)}), frozenset({("2/", 0, 0, 0)})
     settling = Settling({"double": one})

@@ -8,7 +8,7 @@ import pytest
 from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server.repository.description import describe
-from server.repository.model_config import ModelConfig, VersionPolicy, apply, batching, from_json, parse
+from server.repository.model_config import ModelConfig, apply, batching, from_json, parse
 from server.scheduling.batching import Batching
 
 MODEL = Signature(
@@ -65,12 +65,6 @@ def test_a_model_without_configuration_is_described_from_itself() -> None:
         "parameters": {},
         "model_warmup": [],
     }
-
-
-def test_dims_leave_the_batch_out() -> None:
-    described = shown("")
-    assert described["max_batch_size"] == 8
-    assert [each["dims"] for each in (*described["input"], *described["output"])] == [[3, -1, -1], [-1], []]
 
 
 def test_configured_tensors_come_first_in_description() -> None:
@@ -157,10 +151,6 @@ def test_one_instance_is_shown_whatever_was_asked_for(text: str) -> None:
 def test_execution_is_a_parameter_without_counts() -> None:
     described = shown("", execution={"graphs": "none", "counts": {"a": 1}})
     assert json.loads(described["parameters"]["greenlane.execution"]["string_value"]) == {"graphs": "none"}
-
-
-def test_version_policy_is_described() -> None:
-    assert shown("version_policy { all {} }")["version_policy"] == VersionPolicy(latest=0).describe()
 
 
 def test_description_can_be_read_back_as_configuration() -> None:

@@ -23,7 +23,6 @@ from server.repository.model_config import (
 )
 from server.repository.pbtxt import read_text
 from server.repository.triton_schema import as_json
-from server.scheduling.queue_policy import Batching
 
 TYPICAL = """
 name: "resnet50"  # as the directory {
@@ -89,17 +88,6 @@ def test_dynamic_batching_is_read():
     block = {"preferredBatchSize": [2], "max_queue_delay_microseconds": "500"}
     parsed = from_json(json.dumps({"dynamic_batching": block}))
     assert (parsed.batch_delay, parsed.preferred_batches) == (0.0005, (2,))
-
-
-def test_models_with_batches_are_batched():
-    signature = BATCHED.with_max_batch(8)
-    assert batching(read(TYPICAL), signature) == (Batching(signature, 8, 0.0001, (4, 8)), "")
-
-
-@pytest.mark.parametrize("most", [0, 1])
-def test_models_without_batches_are_not_batched(most):
-    signature = BATCHED.with_max_batch(most)
-    assert batching(ModelConfig(), signature) == (None, "")
 
 
 def test_reason_for_no_batching_is_given():
@@ -174,14 +162,6 @@ def test_unknown_json_fields_are_refused_with_a_suggestion(document, expected):
     with pytest.raises(ConfigRefused) as refused:
         from_json(json.dumps(document))
     assert str(refused.value) == f"the config parameter: {expected}"
-
-
-def test_empty_file_is_the_default_configuration():
-    assert read("# nothing\n") == ModelConfig(source="m/config.pbtxt")
-
-
-def test_max_batch_size_zero_differs_from_unset():
-    assert (read("max_batch_size: 0").max_batch, read("").max_batch) == (0, None)
 
 
 def test_every_data_type_of_the_protocol_is_read():
