@@ -50,6 +50,7 @@ NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capability 6.0, or newer; or use backend = 'cpu'"
 NO_CLIENT = "the MPS daemon that CUDA_MPS_PIPE_DIRECTORY names takes no clients now: it has too many, or there was a fault"
+FULL = "other processes use all of its memory, or are too many: nvidia-smi shows them; end some, or use another GPU"
 
 
 class CudaPartition:
@@ -529,7 +530,8 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             own = find_own(nvml)
             return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters, shared, nvml, own)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
-        why = NO_CLIENT if "CUDA_ERROR_MPS_" in str(error) else NEEDED
+        reasons = {"CUDA_ERROR_MPS_": NO_CLIENT, "CUDA_ERROR_OUT_OF_MEMORY": FULL}
+        why = next((why for name, why in reasons.items() if name in str(error)), NEEDED)
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({why})") from error
 
 

@@ -443,6 +443,12 @@ def test_a_driver_without_green_contexts_is_refused_with_what_is_needed(cuda: An
         cuda.open_cuda(Gpu.index)
 
 
+def test_a_gpu_that_others_have_filled_is_refused_with_what_to_do(cuda: Any, gpu: Gpu) -> None:
+    gpu.fail("Device.set_current", error="CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(DeviceUnavailable, match=r"OUT_OF_MEMORY: as scripted \(other processes use .*nvidia-smi shows them"):
+        cuda.open_cuda(Gpu.index)
+
+
 def test_the_best_device_present_is_a_gpu_that_can_be_carved(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with closing(open_device("auto", index=Gpu.index)) as device, closing(open_device("cuda", None, Gpu.index, 2)) as finer:
