@@ -168,13 +168,6 @@ async def test_models_that_slow_others_are_shown_with_how_much(site: Site) -> No
     assert [(each.model, each.slows) for each in (await fence(site)).models] == [("a/1", 0.0), ("b/1", 2.35)]
 
 
-async def test_alone_a_fenced_tenant_has_all_it_wants(site: Site) -> None:
-    await site.runtime.placements.moved({"acme": {"b/1": ALL}})
-    for _ in range(3):
-        await site.infer("acme")
-    assert narrow(site).stream.ran == 0
-
-
 async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_leave(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
@@ -217,14 +210,6 @@ async def test_a_move_after_which_shares_of_bandwidth_are_too_much_is_refused(ro
         with pytest.raises(DoesNotFit, match=why):
             await site.controller.repartition({"acme": 6})
         await site.controller.repartition({"acme": 4})
-
-
-async def test_a_move_of_others_leaves_the_placement_as_it_is(site: Site) -> None:
-    before = narrow(site)
-    await site.controller.repartition({"globex": 3})
-    await site.settled()
-    assert narrow(site) is before
-    assert await runs_narrow(site)
 
 
 async def test_a_placement_of_a_tenant_whose_move_is_refused_stays(site: Site) -> None:

@@ -84,17 +84,6 @@ async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_ba
     assert site.granules == {"acme": NARROW, "globex": (2, 3, 4, 5, 6, 7)}
 
 
-async def test_work_in_flight_ends_before_a_switch(site: Site) -> None:
-    gate, asking = await site.held(3)
-    moving = asyncio.ensure_future(move(site, acme=4, globex=4))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert site.granules["acme"] == NARROW
-    gate.open()
-    await moving
-    assert all(done.failure is None for done in await asyncio.gather(*asking))
-
-
 async def test_another_share_moves_as_without_a_ladder_and_the_rungs_follow(site: Site) -> None:
     moved = await move(site, acme=3, globex=5)
     assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": False, "globex": False}
@@ -150,18 +139,6 @@ async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path
     await asyncio.gather(site.infer("acme", "c"), site.infer("acme"))
 
 
-async def test_a_move_before_the_rung_is_ready_is_as_without_a_ladder(root: Path) -> None:
-    async with serving(root, tenants=LADDERS) as site:
-        await site.settled()
-        rung = ready(site)["acme"][WIDE]
-        rung.executors.popitem()[1].close()
-        moved = await move(site, acme=4, globex=4)
-        assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": False, "globex": True}
-        await site.settled()
-        await answered(site)
-        assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
-
-
 async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> None:
     ready(site)["acme"][WIDE].executors.popitem()[1].close()
     before = site.granules
@@ -193,15 +170,6 @@ async def test_a_rung_that_cannot_be_made_is_logged_and_left_out(root: Path, cap
         await answered(site)
         assert len([rung for held in rungs(site).values() for rung in held]) == 1
     assert [line for line in caplog.messages if "cannot switch to granules" in line]
-
-
-async def test_everything_is_closed_at_the_end(root: Path) -> None:
-    async with serving(root, tenants=LADDERS) as site:
-        await site.settled()
-        await move(site, acme=4, globex=4)
-    assert site.device.open == []
-    assert site.device.closed
-    assert all(engine.closed for engine in site.engines)
 
 
 class Counting(Site):

@@ -214,19 +214,6 @@ async def serving(root: Path, **options: Any) -> AsyncIterator[Site]:
     assert all(engine.forgotten == 0 for engine in site.engines)
 
 
-async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> None:
-    site = Site(root)
-    await site.controller.start()
-    assert not site.controller.ready
-    await site.controller.loaded()
-    assert site.controller.ready
-    assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
-    assert [s.name for s in site.tenant("acme").catalog.served()] == ["a", "b"]
-    assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
-    assert repr(site.runtime).startswith("<Runtime serving, ")
-    await site.controller.close()
-
-
 async def test_a_model_that_cannot_be_published_keeps_no_other_one_from_being_served(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,10 +238,6 @@ async def test_a_library_that_times_kernels_builds_nothing_once_the_device_serve
     async with serving(root) as site:
         with pytest.raises(ModelRefused, match=r"model\.onnx: TensorRT builds it by timing kernels on the GPU"):
             await asyncio.to_thread(site.runtime.builds.plan, *request)
-
-
-async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(site: Site) -> None:
-    assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
 
 
 async def test_a_worker_keeps_nothing_of_models_that_were_loaded_again(site: Site) -> None:
@@ -589,13 +572,6 @@ async def test_a_device_lost_by_a_load_is_lost_for_all(site: Site) -> None:
     assert site.controller.state == "lost"
 
 
-async def test_on_device_lost_before_the_start_changes_no_state() -> None:
-    site = Site(Path("nowhere"))
-    site.runtime.on_device_lost(DeviceLost("gone"))
-    assert site.controller.state == "starting"
-    await site.controller.close()
-
-
 async def test_reports_have_each_tenants_models_lane_slots_and_index(site: Site) -> None:
     gate, asking = await site.held(5)
     (acme, one), (globex, other) = await site.controller.reports()
@@ -616,12 +592,6 @@ async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
         gate.open()
         await asyncio.gather(closing, changing)
     assert site.device.open == []
-
-
-async def test_concurrent_repartitions_run_one_after_the_other(site: Site) -> None:
-    await asyncio.gather(site.controller.repartition({"acme": 4}), site.controller.repartition({"globex": 4}))
-    held = site.runtime.manager.held.values()
-    assert sum(len(partition.granules) for partition in held) == len(site.device.granules)
 
 
 async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(site: Site, root: Path) -> None:
@@ -939,10 +909,6 @@ async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
     assert site.device.closed
 
 
-async def test_the_probe_reports_where_each_tenant_ran(site: Site) -> None:
-    assert await site.controller.probe(site.controller.devices[0]) == ({"acme": {0, 1}, "globex": {2, 3}}, [])
-
-
 async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_built(root: Path, site: Site) -> None:
     """A build takes minutes, so it must hold no lock that a repartition or a new HTTP process waits for."""
     building, built = held_builds(site)
@@ -1173,15 +1139,6 @@ async def test_a_new_link_is_served_while_a_model_of_its_tenant_is_being_bound(s
         await site.infer("acme")
     gate.open()
     await loading
-
-
-async def test_draining_cancels_requests_after_drain_timeout(root: Path) -> None:
-    async with serving(root, drain_timeout=0.02) as site:
-        _, asking = await site.held(5)
-        await site.controller.drain(0)
-        for each in asking:
-            with pytest.raises(Unavailable, match="the server is draining"):
-                await each
 
 
 async def test_a_tenant_of_another_device_comes_is_served_and_goes_again(root: Path) -> None:

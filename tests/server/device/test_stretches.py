@@ -145,25 +145,6 @@ async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_se
     await go_wide(site)
 
 
-async def test_a_borrower_that_moves_itself_borrows_again(site: Site) -> None:
-    before = wide(site)
-    await site.controller.repartition({"acme": 4})
-    await site.settled()
-    assert before.closed
-    assert (len(wide(site).granules), len(wide(site).lent)) == (5, 1)
-    await go_wide(site)
-
-
-async def test_a_borrower_goes_wide_again_after_a_repartition_that_was_refused(site: Site) -> None:
-    before = wide(site)
-    site.script.fail("bind")
-    with pytest.raises(ModelRefused):
-        await site.controller.repartition({"initech": 1, "globex": 3})
-    await site.settled()
-    assert wide(site) is before
-    await go_wide(site)
-
-
 async def test_a_repartition_that_waits_too_long_for_a_wide_work_is_refused_with_its_tenant(root: Path) -> None:
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
         await site.settled()
@@ -328,14 +309,6 @@ async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenant
     await site.infer("acme", "b")
     await go_wide(site, "a")
     await site.controller.close()
-
-
-async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Site) -> None:
-    before = wide(site)
-    await site.runtime.release("acme")
-    site.frontends.pop("acme")
-    assert before.closed
-    assert "acme" not in await site.runtime.placements.states()
 
 
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
