@@ -123,18 +123,6 @@ async def bench() -> Bench:
     return Bench()
 
 
-async def test_request_is_answered_in_one_write_and_the_connection_kept(bench: Bench) -> None:
-    bench.answers.let.set()
-    for _ in range(2):
-        bench.connection.data_received(REQUEST)
-        await bench.settle()
-    answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nok"
-    assert bench.transport.written == answer * 2
-    assert bench.answers.bodies == [b"{}", b"{}"]
-    assert not bench.transport.closed
-    assert repr(bench.connection) == "<HttpConnection reading a head, 0 bytes buffered>"
-
-
 async def test_pipelined_requests_wait_and_reading_pauses_at_the_limit(bench: Bench) -> None:
     bench.connection.data_received(REQUEST)
     await bench.settle()
@@ -407,20 +395,6 @@ async def test_head_and_body_may_arrive_byte_by_byte(bench: Bench) -> None:
     assert bench.answers.bodies == [b"{}"]
 
 
-@pytest.mark.parametrize("asked", [INFER, INFER.replace(b"Content-Length: 2", b"Transfer-Encoding: chunked")])
-async def test_handed_off_connection_is_closed_without_an_answer(asked: bytes) -> None:
-    shown: list[Any] = []
-
-    def hand_off(head: Any, transport: Any, data: bytearray) -> bool:
-        shown.append((head.path, bytes(data)))
-        return True
-
-    bench = Bench(hand_off)
-    bench.connection.data_received(asked + b"more")
-    assert shown == [(b"/v2/models/m/infer", asked + b"more")]
-    assert (bench.transport.closed, bench.transport.written, bench.answers.found) == (True, b"", 0)
-
-
 async def test_a_head_as_long_as_the_last_one_is_not_taken_for_it() -> None:
     """Most connections repeat theirs, which is read once."""
     shown: list[bytes] = []
@@ -535,26 +509,6 @@ async def test_a_stop_of_the_server_answers_in_place_of_a_refusal_that_waits() -
     assert bench.transport.reading
     await bench.settle()
     assert bench.transport.written.count(b"HTTP/1.1") == 1
-
-
-async def test_half_close_while_yielding_still_answers_all_requests(bench: Bench) -> None:
-    assert not bench.connection.eof_received()
-    bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN))
-    assert bench.connection.eof_received()
-    await bench.settle()
-    assert bench.answers.found == 2 * REQUESTS_PER_TURN
-    assert not bench.connection.eof_received()
-
-
-async def test_read_ahead_is_limited_while_yielding() -> None:
-    bench, much = Bench(), MAX_READ_AHEAD // len(INFER) + REQUESTS_PER_TURN
-    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
-    assert bench.transport.reading
-    bench.connection.data_received(INFER * much)
-    assert not bench.transport.reading
-    while bench.answers.found < REQUESTS_PER_TURN + 1 + much:
-        await asyncio.sleep(0)
-    assert bench.transport.reading
 
 
 async def test_read_ahead_is_limited_while_writing_is_paused(bench: Bench) -> None:

@@ -131,19 +131,6 @@ async def test_an_error_between_two_parts_ends_the_answer_at_the_next(bench: Ben
     assert bench.failures == {"REJECTED": 1}
 
 
-async def test_a_client_that_goes_between_two_parts_ends_the_answer(bench: Bench) -> None:
-    generation = bench.begin()
-    await bench.part(3)
-    await generation.next_part()
-    bench.gone.set()
-    await settle()
-    with pytest.raises(ClientGone):
-        await generation.next_part()
-    generation.close(ClientGone(""))
-    assert bench.ticket().deadline == 0
-    assert bench.failures == {"CANCELED": 1}
-
-
 async def test_a_client_that_goes_while_a_part_runs_cancels_it(bench: Bench) -> None:
     answering = asyncio.ensure_future(bench.respond())
     await settle()
@@ -211,14 +198,6 @@ async def test_a_client_that_reads_nothing_is_given_up(bench: Bench) -> None:
     assert await answering is None
     assert bench.ticket().deadline == 0
     assert bench.failures == {"CANCELED": 1}
-
-
-async def test_a_part_that_is_too_large_gets_a_larger_block(bench: Bench) -> None:
-    generation = bench.begin()
-    taking = asyncio.ensure_future(generation.next_part())
-    await bench.part(failure=Failure("outgrown", str(1 << 20)))
-    await bench.part(3)
-    assert await taking == document(3.0)
 
 
 async def test_a_part_that_is_larger_than_the_memory_ends_the_answer(bench: Bench) -> None:

@@ -164,19 +164,6 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
-async def test_body_in_two_halves_is_answered(bench: Bench, split: int) -> None:
-    _, transport = bench.connect()
-    for _ in range(3):
-        transport.written = b""
-        transport.receive(IMAGE[:split])
-        assert bench.used()[0] == (split >= TENSORS_AT), "a slot is taken once the JSON has arrived, not before"
-        transport.receive(IMAGE[split:])
-        await bench.work()
-        assert answers(transport.written) == [VALUES.tobytes()]
-        assert bench.used() == (0, 0)
-
-
 async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(bench: Bench) -> None:
     _, transport = bench.connect()
     transport.receive(IMAGE)
@@ -248,17 +235,6 @@ async def test_invalid_contents_are_refused_once_they_have_arrived(bench: Bench)
     transport.receive(request[-1:])
     assert answers(transport.written) == [b"400"]
     assert bench.used() == (0, 0)
-
-
-async def test_invalid_json_is_refused_once_the_body_has_arrived(bench: Bench) -> None:
-    """As ever: a refusal before that would close the connections of clients that send first and read then."""
-    request = infer(VALUES.tobytes(), parameters={"priority": -1})
-    _, transport = bench.connect()
-    transport.receive(request[:-1])
-    assert (bench.used(), transport.written) == ((0, 0), b"")
-    transport.receive(request[-1:] + IMAGE)
-    await bench.work()
-    assert answers(transport.written) == [b"400", VALUES.tobytes()]
 
 
 async def test_full_queue_is_429_when_the_body_is_complete(bench: Bench) -> None:

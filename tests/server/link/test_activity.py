@@ -10,7 +10,7 @@ import pytest
 from server.config.tenant import TenantConfig
 from server.launch_loop.structures import address
 from server.link import activity
-from server.link.activity import ENDED, LENDS, OPEN, Activity, ActivityPage, LenderPage, words_of
+from server.link.activity import ENDED, OPEN, Activity, ActivityPage, LenderPage, words_of
 
 
 @pytest.fixture
@@ -65,12 +65,6 @@ def test_the_lender_sees_those_who_may_borrow_from_it(descriptor: int) -> None:
     assert lender.is_met()
     LenderPage(descriptor, 999)  # That of a process that replaces another.
     assert not lender.is_met()
-
-
-def test_borrowers_cannot_write_the_lenders_words(descriptor: int) -> None:
-    page = LenderPage(descriptor, 0)
-    with pytest.raises(TypeError, match="read-only"):
-        page.processes[0][LENDS] = 1
 
 
 def test_the_words_are_at_their_addresses(descriptor: int) -> None:

@@ -198,15 +198,6 @@ def test_within_a_process_messages_of_any_length_arrive_as_the_same_objects() ->
     assert got is done
 
 
-def test_a_listening_reader_is_woken_by_a_ticket_or_by_wake(link: Link) -> None:
-    _, came = in_a_thread(link.tickets.listen)
-    put(link, ticket(2))
-    assert came.result(PATIENCE) == 1
-    _, came = in_a_thread(link.tickets.listen)
-    link.tickets.wake()
-    assert came.result(PATIENCE) == 0
-
-
 def test_unread_tickets_are_kept_for_the_next_reader(link: Link) -> None:
     put(link, ticket(0), ticket(1))
     link.tickets.add_unread(link.tickets.listen())
@@ -338,15 +329,6 @@ def test_tensors_and_answers_cross_between_two_processes(far: tuple[Link, Any]) 
         (extent,) = done.outputs
         assert (done.slot, done.failure, extent.shape) == (slot.index, None, (2,))
         assert bytes(slot.view[extent.offset : extent.offset + 8]) == data[::-1]
-
-
-def test_failures_in_another_process_are_reported_here(far: tuple[Link, Any]) -> None:
-    link, _ = far
-    put(link, ticket(0, shapes=((1, 2, 3),)), ticket(1)._replace(model="gone/1#1"))
-    dones = wait(link)
-    while len(dones) < 2:
-        dones += wait(link)
-    assert [(done.slot, done.failure and done.failure.kind) for done in dones] == [(0, "raised"), (1, "raised")]
 
 
 def test_descriptors_can_be_closed() -> None:

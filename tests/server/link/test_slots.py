@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Room, Signature, Tensor, TensorSpec
 from engines.memory import view
 from engines.signature import ALIGNMENT
-from server.errors import MemoryFull, Outgrown, TooLarge
+from server.errors import Outgrown
 from server.link.blocks import BlockAllocator
 from server.link.messages import NOWHERE, Extent
 from server.link.slots import SMALLEST, Slot
 from tests.interpreter import Watcher
-from tests.memory import MEMORY, arena_of, slot_of
+from tests.memory import arena_of, slot_of
 
 TENSORS = st.lists(
     st.tuples(st.sampled_from(sorted(DATATYPES)), st.integers(0, 300) | st.integers(SMALLEST - 200, SMALLEST + 200)), max_size=5
@@ -97,25 +97,6 @@ def test_reserve_keeps_a_block_that_is_large_enough() -> None:
     assert (slot.address, slot.capacity) == (before, SMALLEST)
 
 
-@given(st.integers(0, MEMORY // 2))
-def test_reserve_gives_the_size_asked_for_and_keeps_the_content(nbytes: int) -> None:
-    slot = slot_of()
-    slot.reserve(3)
-    slot.view[:3] = b"abc"
-    slot.reserve(nbytes)
-    assert max(nbytes, SMALLEST) <= slot.capacity == len(slot.view)
-    assert bytes(slot.view[:3]) == b"abc"
-
-
-@pytest.mark.parametrize("nbytes", [MEMORY, 1 << 80])
-def test_reserve_of_too_much_raises_too_large_and_keeps_the_block(nbytes: int) -> None:
-    slot = slot_of()
-    slot.reserve(1)
-    with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory; the most for one is "):
-        slot.reserve(nbytes)
-    assert slot.capacity == SMALLEST
-
-
 def test_a_slot_frees_its_block_when_it_grows_and_on_free_block() -> None:
     arena = arena_of(2)
     blocks = arena.slot(0).blocks
@@ -126,21 +107,6 @@ def test_a_slot_frees_its_block_when_it_grows_and_on_free_block() -> None:
     arena.slot(0).free_block()
     arena.slot(0).free_block()
     assert (blocks.used, arena.slot(0).capacity) == (0, 0)
-
-
-def test_reserve_raises_memory_full_when_too_little_is_free() -> None:
-    first, second = map(arena_of(2).slot, (0, 1))
-    first.reserve(MEMORY // 2)
-    with pytest.raises(MemoryFull, match=f"requests hold {MEMORY // 2} and"):
-        second.reserve(MEMORY // 2)
-    second.reserve(SMALLEST, spare=MEMORY // 2)
-    assert second.capacity == SMALLEST
-
-
-@pytest.mark.parametrize(("start", "capacity"), [(-1, 1), (MEMORY, 1), (0, MEMORY + 1), (5, -1)])
-def test_use_block_refuses_memory_beyond_the_tenants(start: int, capacity: int) -> None:
-    with pytest.raises(ValueError, match=rf"slot 0: {capacity} bytes from {start} on are not in {MEMORY} of memory"):
-        slot_of().use_block(start, capacity)
 
 
 def test_outputs_that_do_not_fit_raise_outgrown_with_the_size_and_write_nothing() -> None:

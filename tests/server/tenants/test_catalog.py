@@ -68,16 +68,6 @@ def test_an_unknown_model_is_refused_with_those_that_cannot_be_served_too() -> N
         made.find("stripe")
 
 
-def test_a_loading_model_is_known_but_not_ready() -> None:
-    made = Catalog()
-    made.announce("m")
-    assert made.index() == [IndexEntry("m", "", "LOADING")]
-    with pytest.raises(Unavailable, match=r"^model 'm' is loading: try again soon$"):
-        made.find("m")
-    with pytest.raises(Unavailable):
-        made.find("m", "1")
-
-
 def test_before_the_models_are_known_only_names_that_the_tenant_may_call_are_unavailable() -> None:
     made = Catalog()
     made.expected = {"m", "n"}.__contains__
@@ -119,15 +109,6 @@ def test_a_model_whose_device_side_has_ended_is_loading_until_it_is_put_again_an
         made.find("m")
 
 
-def test_a_model_that_failed_to_load_is_unavailable_with_the_reason() -> None:
-    made = Catalog()
-    made.put("m", [], [unavailable("m")])
-    for version in (None, "1"):
-        with pytest.raises(Unavailable, match=r"^model 'm' is unavailable: broken$"):
-            made.find("m", version)
-    assert made.served() == []
-
-
 def test_a_version_that_failed_has_the_reason_and_the_others_are_served() -> None:
     made = Catalog()
     made.put("m", [served("m", "1")], [unavailable("m", "2")])
@@ -156,18 +137,6 @@ def test_a_reloaded_version_keeps_its_statistics_and_a_new_one_starts_at_zero() 
     assert made.find("m", "1").key == "m/1#2"
     assert made.find("m", "1").statistics.failures == {"OTHER": 1}
     assert made.find("m", "2").statistics.failures == {}
-
-
-def test_the_index_is_sorted_by_name_and_descending_version() -> None:
-    made = catalog(served("z", "1"), served("a", "1"), served("a", "10"), served("a", "9"))
-    made.put("k", [], [unavailable("k")])
-    assert [(entry.name, entry.version, entry.state) for entry in made.index()] == [
-        ("a", "10", "READY"),
-        ("a", "9", "READY"),
-        ("a", "1", "READY"),
-        ("k", "", "UNAVAILABLE"),
-        ("z", "1", "READY"),
-    ]
 
 
 def test_a_model_never_loaded_is_in_the_index_as_not_loaded_and_not_found() -> None:

@@ -275,32 +275,6 @@ async def test_what_a_dead_helper_asked_is_given_up_and_its_memory_freed_when_it
     assert (await answer).outputs == OUT
 
 
-async def test_helpers_are_notified_of_the_end_of_the_device_side(tenant: Tenant) -> None:
-    helper = tenant.help().lane
-    asked = [ask(helper), ask(helper)]
-    await settle()
-    tenant.lead.fail_in_flight("the device has gone")
-    for slot, answer in asked:
-        with pytest.raises(Unavailable, match="the device has gone"):
-            await answer
-        helper.release(slot)
-    _, refused = ask(helper)
-    with pytest.raises(Unavailable, match="the device has gone"):
-        await refused
-
-
-async def test_a_ticket_that_is_not_valid_is_answered_and_the_next_one_runs(tenant: Tenant) -> None:
-    helper = tenant.help().lane
-    slot = helper.take_slot()
-    slot.reserve(1)
-    slot.start = 1 << 40
-    with pytest.raises(Unavailable, match="are not in"):
-        await submit(helper, slot, "m", SHAPES)
-    ask(helper)
-    await settle()
-    assert models(tenant) == ["m"]
-
-
 @pytest.mark.parametrize(
     "error", [Outgrown(7), DeadlineExceeded("late"), QueueFull("full"), Failed("the model raised: x"), Unavailable("away")]
 )

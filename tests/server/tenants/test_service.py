@@ -13,7 +13,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.config.schema import Config, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
-from server.errors import Conflict, Misdirected, NotFound, QueueFull, Unauthorized, Unavailable, answer
+from server.errors import Conflict, Misdirected, NotFound, QueueFull, Unavailable, answer
 from server.http.infer import Infer
 from server.link import activity
 from server.link.activity import ActivityPage
@@ -24,7 +24,7 @@ from server.tenants import publishing as tenants_publishing
 from server.tenants.auth import digest
 from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 from server.tenants.local_frontend import LocalFrontend, open_local
-from server.tenants.service import SPARE_SLOTS, Service, open_tenant, slots
+from server.tenants.service import Service, open_tenant
 from tests.lanes import submit
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -75,14 +75,6 @@ def served(name: str, version: str = "1", load: int = 1) -> ServedModel:
     return ServedModel(name, version, f"{name}/{version}#{load}", SIGNATURE, "fake", {})
 
 
-def test_a_request_s_tenant_is_found_with_its_catalog_and_lane(frontends: dict[str, LocalFrontend]) -> None:
-    service = Service(CONFIG, [frontend.tenant for frontend in frontends.values()])
-    assert service.tenant(None, None) is frontends["acme"].tenant
-    assert service.tenant("Bearer globex-key", None) is frontends["globex"].tenant
-    assert service.tenant(None, "acme").name == "acme"
-    assert repr(service) == "<Service starting, of acme, globex>"
-
-
 def test_a_request_for_a_tenant_of_another_process_is_421(frontends: dict[str, LocalFrontend]) -> None:
     service = Service(CONFIG, [frontends["acme"].tenant])
     with pytest.raises(Misdirected, match=ELSEWHERE.format("tenant 'acme'", "globex")) as caught:
@@ -112,12 +104,6 @@ def test_in_a_process_without_tenants_every_identified_request_is_421(headers: t
     assert repr(service) == "<Service starting, of no tenant>"
 
 
-@pytest.mark.parametrize("headers", [("Bearer wrong", None), (None, "globex"), (None, "nobody")])
-def test_an_unauthenticated_request_is_401_and_not_421(headers: tuple[str | None, str | None]) -> None:
-    with pytest.raises(Unauthorized):
-        Service(CONFIG, tenants=[]).tenant(*headers)
-
-
 def test_a_service_is_ready_only_while_serving() -> None:
     service = Service(CONFIG, [])
     ready = {}
@@ -145,12 +131,6 @@ async def test_a_tenant_s_own_process_is_not_ready_while_none_of_its_models_is(f
     assert service.unready
     service.set_state("incomplete")
     assert service.unready == "no tenant is served a model; POST /v2/repository/index says why"
-
-
-def test_a_link_has_slots_for_a_full_queue_and_some_to_spare(frontends: dict[str, LocalFrontend]) -> None:
-    assert slots(ACME) == 3 + SPARE_SLOTS
-    assert frontends["acme"].link.arena.count == 3 + SPARE_SLOTS
-    assert frontends["acme"].link.arena.memory.nbytes == ACME.memory == 512 << 20
 
 
 async def test_releasing_a_request_cancels_it_on_the_device_and_drained_waits_for_its_end(frontend: LocalFrontend) -> None:

@@ -5,7 +5,7 @@ import pytest
 from msgspec import to_builtins
 
 from server.link.messages import Done
-from server.tenants.statistics import BOUNDS, ModelStatistics
+from server.tenants.statistics import ModelStatistics
 
 NOTHING = {"count": 0, "ns": 0}
 NO_CACHE = {"cache_hit": NOTHING, "cache_miss": NOTHING}
@@ -72,15 +72,6 @@ def test_requests_of_one_batch_count_as_one_execution_of_all_rows() -> None:
     assert answer(statistics)["batch_stats"] == [
         {"batch_size": 3, "compute_input": once(3, 3), "compute_infer": once(11, 3), "compute_output": once(5 + 5 + 9, 3)}
     ]
-
-
-def test_histogram_buckets_include_their_upper_bound() -> None:
-    statistics = ModelStatistics()
-    for total in (1, 100_000, 100_001, 10**10, 10**10 + 1):
-        statistics.succeeded(0, 0, done(0, 0), total, 1)
-    statistics.succeeded(0, 0, done(0, 0, rows=2), 150_000, 1)
-    assert BOUNDS[:3] == (100_000, 200_000, 500_000)
-    assert statistics.buckets == [2, 2, *[0] * (len(BOUNDS) - 3), 1, 1]
 
 
 def test_queue_time_is_never_negative() -> None:

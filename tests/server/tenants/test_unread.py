@@ -87,14 +87,6 @@ async def test_the_oldest_are_closed_when_there_is_too_much_unread(caplog: pytes
     assert "40 bytes unread, and 300 of all connections; together they may have 100 (tenants.acme.memory)" in caplog.text
 
 
-async def test_what_was_read_since_does_not_count() -> None:
-    bench = Bench(limit=100)
-    reader = bench.add(90)
-    reader.nbytes = 10
-    bench.add(90)
-    assert not reader.aborted
-
-
 async def test_it_checks_by_itself_as_long_as_there_is_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "CHECK_INTERVAL", 0.001)
     bench = Bench()
