@@ -1,21 +1,16 @@
-"""Sessions of the library, with the settings of a model; and the default values of its optional inputs, read by one."""
+"""Sessions of the library, with the settings of a model."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 
 from ..errors import ModelRefused
-from ..memory import view
-from ..model_files.onnx_file import blame, initializer
+from ..model_files.onnx_file import blame
 from ..settings import RuntimeSettings
-from ..signature import Default, TensorSpec
 from .errors import clean_message
 from .model_copy import ModelCopy
-from .texts import constant, of_array
 
 _LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "none": "ORT_DISABLE_ALL"}
 
@@ -63,29 +58,3 @@ class Runner:
     def _run_public(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
         options.add_run_config_entry("gpu_graph_id", "-1")  # Without it, a C++ exception is thrown and caught: 20 us.
         self._session.run_with_iobinding(binding, options)
-
-
-def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> TensorSpec:
-    """The input with the initializer of its name, from a model's bytes, as its default; unchanged if there is none.
-
-    A file may keep it in one of five fields or in another file, so ONNX Runtime reads it, as a model of one constant.
-
-    `kind` is its TensorProto.DataType. Weights may be in files in the folder of `path`. Blocks. Raises ModelRefused.
-    """
-    tensor = initializer(model, spec.name)
-    if tensor is None:
-        return spec
-    try:
-        value = of_array(_value(constant(bytes(tensor), spec.name, kind), path.parent))
-    except Exception as error:
-        raise ModelRefused(f"{path}: input {spec.name!r}, which is optional: {clean_message(error, path.parent)}") from error
-    return replace(spec, default=Default(value.shape, bytes(view(value.address, value.nbytes))))
-
-
-def _value(model: bytes, folder: Path) -> "np.ndarray[Any, np.dtype[Any]]":
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    (value,) = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, {})
-    return np.asarray(value)
