@@ -58,28 +58,6 @@ def test_a_timer_that_fires_a_little_early_fires_its_deadline() -> None:
     assert loop.timers == 1
 
 
-async def test_a_removed_deadline_does_not_fire_and_the_next_is_on_time(fired: list[str]) -> None:
-    deadlines, came, now = Deadlines(), asyncio.Event(), time.monotonic()
-    deadlines.add(now + 0.005, 1, partial(fired.append, "removed"))
-    deadlines.add(now + 0.01, 2, came.set)
-    deadlines.remove(now + 0.005, 1)
-    deadlines.remove(now + 0.005, 1)
-    deadlines.remove(now + FAR, 3)
-    await came.wait()
-    deadlines.fire_due()
-    assert fired == []
-
-
-async def test_remove_takes_the_given_one_of_two_equal_deadlines(fired: list[str]) -> None:
-    deadlines, due = Deadlines(), time.monotonic() - 1
-    deadlines.add(due, 1, partial(fired.append, "one"))
-    deadlines.add(due, 3, partial(fired.append, "three"))
-    deadlines.remove(due, 2)
-    deadlines.remove(due, 1)
-    deadlines.fire_due()
-    assert fired == ["three"]
-
-
 async def test_a_callback_may_call_fire_due_and_add_a_deadline_that_fires_in_order(fired: list[str]) -> None:
     deadlines = Deadlines()
 

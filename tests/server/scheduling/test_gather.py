@@ -56,14 +56,6 @@ def test_gather_concatenates_the_rows_of_each_input_where_the_device_side_finds_
     assert found(arena.slot(3), NUMBERS, whole) == [b"".join(column) for column in zip(*data, strict=True)]
 
 
-def test_gather_concatenates_bytes_tensors_of_different_lengths() -> None:
-    arena = arena_of(3)
-    data = [[texts(rows, 5), numbers(rows, rows)[0]] for rows in (1, 2)]
-    members = [filled(arena.slot(index), MIXED, index + 1, each) for index, each in enumerate(data)]
-    whole = gathered(members, MIXED, arena.slot(2))
-    assert found(arena.slot(2), MIXED, whole) == [b"".join(column) for column in zip(*data, strict=True)]
-
-
 def test_gather_refuses_a_batch_that_the_signature_does_not_take() -> None:
     arena = arena_of(3)
     members = [filled(arena.slot(index), NUMBERS, 40, numbers(40, 0)) for index in range(2)]
@@ -126,13 +118,6 @@ def test_split_passes_over_what_no_request_has_asked_for() -> None:
         (wire.pack([b"a", b"b"]), NOWHERE),
         (wire.pack([b"c", b"d"]), NOWHERE),
     ]
-
-
-def test_split_refuses_outputs_whose_first_dimension_is_not_the_number_of_rows() -> None:
-    slot = SLOTS.slot(0)
-    for shape in ((3, 3), ()):
-        with pytest.raises(ValueError, match=rf"output 'y' has shape \[{'3, 3' if shape else ''}\] after 2 rows went in"):
-            split(written(slot, (shape, bytes(36))), [1, 1], NUMBERS, slot)
 
 
 def test_a_batch_reserves_for_outputs_of_unknown_size_what_its_requests_reserved() -> None:

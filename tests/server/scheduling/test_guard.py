@@ -95,14 +95,6 @@ def test_each_further_stop_lasts_twice_as_long_up_to_a_limit_and_a_good_phase_fo
     assert lender.guard.until == stopped + FIRST_PAUSE
 
 
-def test_models_are_compared_with_themselves(lender: Lender) -> None:
-    lender.answer(ENOUGH, 1 * MS, met=False, model="fast/1#1")
-    lender.answer(ENOUGH, 50 * MS, met=False, model="slow/1#2")
-    lender.answer(ENOUGH, 51 * MS, met=True, model="slow/1#2")
-    lender.answer(ENOUGH, 1 * MS, met=True, model="fast/1#1")
-    assert (lender.guard.lends, lender.guard.stops) == (True, 0)
-
-
 def test_what_is_long_ago_is_measured_again(lender: Lender) -> None:
     lender.answer(ENOUGH, 4 * MS, met=False)
     lender.sleep(STALE)
@@ -135,13 +127,6 @@ def test_it_stops_where_lending_costs_one_request_in_twenty_much(lender: Lender)
             break
     assert lender.guard.stops == 1
     assert lender.guard.reason.endswith("cases, and 10 of 1024 others 40.00 ms or more; nothing is lent for 1 s")
-
-
-def test_one_request_in_a_hundred_is_as_late_as_without_borrowers(lender: Lender) -> None:
-    for index in range(4096):
-        latency = 40 * MS if index % 100 < 2 else 4 * MS
-        lender.answer(1, latency, met=index % 2 == 1)
-    assert lender.guard.stops == 0
 
 
 def test_a_tail_that_is_later_by_what_a_borrower_may_cost_is_none(lender: Lender) -> None:

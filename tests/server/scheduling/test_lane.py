@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.errors import BadRequest, DeadlineExceeded, Failed, Outgrown, QueueFull, Unavailable
-from server.link.messages import Done, Extent, Failure, Ticket
+from server.link.messages import Done, Extent, Failure
 from server.link.ring import Link
 from server.link.slots import SMALLEST, Slot
 from server.scheduling.lane import Lane
@@ -17,7 +17,7 @@ from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.passing_time import pass_time
 
-from .hand import BATCHING, ROWS, SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
+from .hand import BATCHING, ROWS, SHAPES, Hand, ask, give, given, opened, rows_out, settle
 
 WAITED = 0.02
 """Seconds of a batch's delay, long enough for a slow machine to do within it what a test needs."""
@@ -200,17 +200,6 @@ async def test_a_request_of_several_inferences_is_drained_when_it_is_answered(la
     await drained
 
 
-async def test_waiting_for_drained_can_be_cancelled(lane: Lane, hand: Hand) -> None:
-    slot, _ = ask(lane)
-    empty = asyncio.ensure_future(lane.drained())
-    await asyncio.sleep(0)
-    empty.cancel()
-    await asyncio.sleep(0)
-    await hand.end()
-    lane.release(slot)
-    assert empty.cancelled()
-
-
 async def held(
     lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING, behind: int = 1
 ) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
@@ -222,13 +211,6 @@ async def held(
     await settle()
     assert [ticket.model for ticket in hand.tickets] == others
     return made
-
-
-async def test_a_request_to_an_idle_tenant_is_launched_at_once_in_its_own_slot(batchable: Lane, hand: Hand) -> None:
-    slot, answer = give(batchable)
-    assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST, slot.start)]
-    await hand.end(outputs=rows_out(1))
-    assert (await answer) == Done(slot.index, rows_out(1), None, 1, 2)
 
 
 async def test_requests_that_waited_behind_work_are_batched_and_each_gets_its_rows(
@@ -343,25 +325,6 @@ async def test_requests_of_a_batch_that_raised_are_each_retried_alone_once(ahead
         await second
 
 
-async def test_requests_of_a_batch_whose_outputs_did_not_fit_are_retried_alone(batchable: Lane, hand: Hand) -> None:
-    answers = [answer for _, answer in await held(batchable, hand, 1, 1)]
-    await hand.end()
-    await hand.end(Failure("outgrown", "1000000"))
-    for _ in answers:
-        assert [ticket.shapes for ticket in hand.tickets][:1] == [((1, 2),)]
-        await hand.end(outputs=rows_out(1))
-    assert [(await answer).failure for answer in answers] == [None, None]
-
-
-async def test_a_lost_device_fails_every_request_of_a_batch(batchable: Lane, hand: Hand) -> None:
-    answers = [answer for _, answer in await held(batchable, hand, 1, 1)]
-    await hand.end()
-    await hand.end(Failure("lost", "gone"))
-    for answer in answers:
-        with pytest.raises(Unavailable, match="gone"):
-            await answer
-
-
 async def test_outputs_that_cannot_be_split_disable_batching_and_requests_run_alone(
     ahead: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -377,16 +340,6 @@ async def test_outputs_that_cannot_be_split_disable_batching_and_requests_run_al
     for _ in range(4):
         await hand.end(outputs=rows_out(7))
     assert [answer.result().outputs for answer in answers] == [rows_out(7)] * 2
-
-
-async def test_without_a_free_slot_for_the_batch_requests_run_alone(lane: Lane, hand: Hand) -> None:
-    first, _ = give(lane)
-    others = [give(lane)[0] for _ in range(2)]
-    for _ in range(SLOTS - 3):
-        lane.slots.acquire()
-    await hand.end(outputs=rows_out(1))
-    assert [ticket.slot for ticket in hand.tickets] == [others[0].index]
-    lane.release(first)
 
 
 async def test_requests_that_exceed_the_signature_together_run_alone(batchable: Lane, hand: Hand) -> None:

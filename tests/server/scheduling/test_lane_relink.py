@@ -380,19 +380,6 @@ async def test_a_link_with_other_memory_or_fewer_slots_is_refused(lane: Lane, ha
     assert answer.done()
 
 
-async def test_a_lane_that_is_not_open_yet_reads_the_new_link_once_it_is(
-    link: Link, hand: Hand, another: Callable[[], tuple[Link, Hand]]
-) -> None:
-    lane = Lane("acme", Scheduler(8, 1), link, hand)
-    new, second = another()
-    assert await lane.relink(new)
-    lane.open(asyncio.get_running_loop())
-    _, answer = ask(lane)
-    await second.end()
-    assert answer.done()
-    lane.close(asyncio.get_running_loop())
-
-
 async def test_both_ends_in_one_process() -> None:
     before = links.create(SLOTS, UNIT)
     after = links.renew(before)
@@ -428,17 +415,6 @@ async def test_old_links_are_unmapped(lane: Lane, hand: Hand, made: Links) -> No
         descriptors.close()
         counts.append(mapped())
     assert counts[1] == counts[2]
-
-
-async def test_an_answer_between_two_parts_that_was_released_is_freed_with_the_device_side(lane: Lane, hand: Hand) -> None:
-    slot = lane.take_slot()
-    lane.submit(slot, "m", SHAPES, lambda end: None, in_parts=True)
-    await hand.end(outputs=(Extent((1,), 0, 4),))
-    ask(lane)  # Is in flight, so that the ticket that frees the answer has to wait.
-    lane.release(slot)
-    lane.fail_in_flight(LOST)
-    assert lane.slots.statistics().used == 1
-    assert lane.statistics()[:3] == (0, 0, 0)
 
 
 async def test_an_answer_between_two_parts_goes_on_over_another_link_and_its_ticket_names_the_last(

@@ -192,12 +192,3 @@ async def test_a_deadline_that_passes_in_the_queue_is_not_run(lane: Lane, hand: 
     lane.release(slot)
     await settle()
     assert lane.statistics().expired == 1
-
-
-async def test_nothing_runs_while_the_lane_changes_links_or_its_device_side_has_ended(
-    lane: Lane, hand: Hand, runner: Runner
-) -> None:
-    lane.fail_in_flight("gone", queued=False)
-    begin(lane, lambda _: None)
-    assert runner.ran == []
-    assert lane.statistics().waiting == 1

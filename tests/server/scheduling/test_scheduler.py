@@ -74,14 +74,6 @@ def test_works_of_unknown_duration_are_launched_up_to_the_in_flight_limit() -> N
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), None, None)) == 2
 
 
-def test_short_works_are_launched_ahead_up_to_the_horizon() -> None:
-    assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[100] * 40)) == 10
-
-
-def test_after_one_long_work_no_more_are_launched_ahead() -> None:
-    assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[100] * 40, 600)) == 2
-
-
 def joinable(scheduler: Scheduler, *slots: int) -> Scheduler:
     for slot in slots:
         scheduler.add(ticket(slot), 0, batchable(Batching(Signature((), (), 3), 3), ticket(slot), 0.0))

@@ -17,17 +17,6 @@ def pool_of(count: int = 4, nbytes: int = 16 * MIB) -> SlotPool:
     return SlotPool(arena_of(count, nbytes), "tenants.acme.memory")
 
 
-def test_the_slot_released_last_is_acquired_first() -> None:
-    pool = pool_of()
-    first, second = pool.acquire(), pool.acquire()
-    pool.release(second)
-    pool.release(first)
-    assert pool.acquire() is first
-    assert pool.acquire() is second
-    assert pool.acquire().index == 2
-    assert pool.at(2).index == 2
-
-
 def test_release_frees_the_memory_of_a_large_request() -> None:
     pool = pool_of()
     slot = pool.acquire()
