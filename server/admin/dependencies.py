@@ -7,7 +7,9 @@ from fastapi import APIRouter, Depends, Request
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import errors, operation_id
 from ..control.controller import Controller
+from ..errors import BadRequest
 from ..observing.observers import Observers
+from ..protocol.json_document import show
 
 
 async def controller(request: Request) -> Controller:
@@ -22,6 +24,17 @@ async def observers(request: Request) -> Observers:
     return found
 
 
+async def known_parameters(request: Request) -> None:
+    """Raises BadRequest for a parameter of the query that would be ignored, as the route lacks it, or that is there twice."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            expected = f"{' or '.join(known)}, or none" if known else "none"
+            raise BadRequest(f"{show(name)}: there is no such parameter; expected {expected}")
+        if len(request.query_params.getlist(name)) > 1:
+            raise BadRequest(f"{show(name)}: given twice; expected it once")
+
+
 ControllerDep = Annotated[Controller, Depends(controller)]
 ObserversDep = Annotated[Observers, Depends(observers)]
 
@@ -31,7 +44,7 @@ def admin_router(tag: str = "Administration") -> APIRouter:
     return APIRouter(
         prefix="/admin",
         tags=[tag],
-        dependencies=[RequireAdmin],
+        dependencies=[RequireAdmin, Depends(known_parameters)],
         responses=errors(400, 401, 503),
         generate_unique_id_function=operation_id,
     )

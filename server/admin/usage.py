@@ -45,8 +45,6 @@ async def usage(
     Granted and free are together all of the device; used, idle and lent are what was granted; what all borrowed is what all
     lent.
     """
-    if unknown := sorted(set(request.query_params) - {"since"}):
-        raise BadRequest(f"{show(unknown[0])}: there is no such parameter; expected since, or none")
     accountant = observers.accountant
     now, memory = await asyncio.gather(accountant.collect(), controller.memory_on())
     begin = accountant.before(parse_since(since, now.wall)) if "since" in request.query_params else None

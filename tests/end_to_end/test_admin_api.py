@@ -80,6 +80,22 @@ def draining(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]
         yield served
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("POST", "/admin/reload?dry=1", '"dry": there is no such parameter; expected none'),
+        ("GET", "/admin/advice?secondz=60", '"secondz": there is no such parameter; expected seconds, or none'),
+        ("GET", "/admin/advice?seconds=0.1&seconds=60", '"seconds": given twice; expected it once'),
+        ("PUT", "/admin/partitions?force", '"force": there is no such parameter; expected none'),
+    ],
+)
+def test_a_parameter_of_the_query_that_would_be_ignored_is_refused(
+    admin: httpx.Client, method: str, path: str, said: str
+) -> None:
+    answer = admin.request(method, path, content="{}" if method == "PUT" else None)
+    assert (answer.status_code, answer.json()) == (400, {"error": said})
+
+
 def test_the_device_lists_its_granules(http: httpx.Client) -> None:
     device = http.get("/admin/device").json()
     assert (device["kind"], device["unit"]) == ("cpu", "core")
