@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadRequest
-from server.protocol.json_document import field, parameters, parse, refuse, short, show
+from server.protocol.json_document import parameters, parse, refuse, short, show
 
 from .messages import nested
 
@@ -31,11 +31,6 @@ def test_repeated_key_is_refused_in_any_object(document: dict[str, object], data
     assert str(refusal.value) == f"the request body has the key {show(key)} twice in one object"
 
 
-def test_the_same_key_in_different_objects_is_no_repetition() -> None:
-    document = {"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}], "id": "a:b"}
-    assert parse(json.dumps(document).encode()) == document
-
-
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
@@ -52,10 +47,6 @@ def test_non_object_body_is_refused_with_its_type(body: str, kind: str) -> None:
         parse(body.encode(), "the override")
 
 
-def test_a_body_may_be_a_view_of_bytes() -> None:
-    assert parse(memoryview(b'{"a": ":"}')) == {"a": ":"}
-
-
 @pytest.mark.parametrize("levels", [2, 100, 1000])
 @pytest.mark.parametrize("leaf", ["1", '"no:key"'])
 def test_a_document_is_read_or_refused_however_deeply_it_is_nested(levels: int, leaf: str) -> None:
@@ -67,12 +58,6 @@ def test_a_document_is_read_or_refused_however_deeply_it_is_nested(levels: int, 
         assert str(refusal) == "the request body is nested too deeply"  # noqa: PT017
     else:
         assert list(document) == ["deep"]
-
-
-def test_a_field_of_its_kind_is_given_and_an_absent_one_is_none() -> None:
-    assert field({"id": "7"}, "id", str) == "7"
-    assert field({}, "id", str) is None
-    assert field({"id": None}, "id", str) is None
 
 
 @given(JSON)

@@ -35,14 +35,6 @@ def test_a_raw_body_is_the_only_input_and_is_answered_in_binary() -> None:
     assert found.request.outputs == (RequestedOutput(0, binary=True),)
 
 
-def test_a_raw_body_fills_the_one_dimension_that_varies() -> None:
-    assert raw(floats(range(6)), model("FP32", 2, "n")) == ((2, 3), floats(range(6)))
-    assert raw(floats([7]), model("FP32", 1)) == ((1,), floats([7]))
-    assert raw(floats([7]), model("FP32", 1, 1)) == ((1, 1), floats([7]))
-    assert raw(b"", model("FP32", "n")) == ((0,), b"")
-    assert raw(b"", model("FP32", 0, "n")) == ((0, 0), b"")
-
-
 def test_a_raw_body_is_a_batch_of_1() -> None:
     assert raw(floats([1, 2]), BATCHED) == ((1, 2), floats([1, 2]))
     assert raw(floats([1, 2, 3]), model("FP32", "batch", "n", max_batch=2)) == ((1, 3), floats([1, 2, 3]))

@@ -28,18 +28,6 @@ async def ended(slices: TimeSlices) -> None:
         await asyncio.sleep(0)
 
 
-def test_jobs_run_one_after_another_in_order(runner: asyncio.Runner) -> None:
-    async def main() -> list[str]:
-        slices, log = TimeSlices(), list[str]()
-        slices.add(job("a", 2, log))
-        slices.add(job("b", 1, log))
-        assert (log, repr(slices)) == ([], "<TimeSlices 2 waiting>")
-        await ended(slices)
-        return log
-
-    assert runner.run(main()) == ["a", "a", "a over", "b", "b over"]
-
-
 def test_a_timer_that_is_due_fires_between_two_steps(runner: asyncio.Runner) -> None:
     async def main() -> list[str]:
         slices, log = TimeSlices(), list[str]()

@@ -14,7 +14,7 @@ from server.protocol.request import Limits, decode_body
 from server.protocol.typed_tensors import FIELDS, TensorsBody, Typed
 from tests.memory import slot_of
 
-from .messages import LIMITS, binary, model, request, take
+from .messages import LIMITS, model, request
 
 KINDS: dict[str, Any] = {
     "bool_contents": np.bool_,
@@ -44,13 +44,6 @@ def refusal(signature: Signature, *inputs: Any, kind: type[Exception] = BadReque
     with pytest.raises(kind) as refused:
         taken(signature, *inputs, limits=limits)
     return str(refused.value)
-
-
-@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
-def test_raw_bytes_arrive_as_binary_tensors_do(datatype: str) -> None:
-    data = bytes([1, 0] * DATATYPES[datatype].size)
-    theirs = take(request(binary(len(data), datatype), parameters=BINARY), model(datatype), data).tensors
-    assert taken(model(datatype), entry(memoryview(data), datatype, [2])) == [data] == [raw for _, raw in theirs]
 
 
 @pytest.mark.parametrize("datatype", [name for name in FIELDS if name != "BYTES"])
@@ -109,11 +102,6 @@ def test_a_value_beyond_the_inputs_type_is_named(datatype: str, outside: int) ->
 )
 def test_what_is_wrong_with_a_tensor_is_said(data: Any, datatype: str, text: str) -> None:
     assert refusal(model(datatype), entry(data, datatype, [2])).startswith(text)
-
-
-@pytest.mark.parametrize("datatype", [name for name in FIELDS if name != "BYTES"])
-def test_an_empty_tensor_needs_no_contents(datatype: str) -> None:
-    assert taken(model(datatype), entry(None, datatype, [0])) == [b""]
 
 
 def test_texts_of_one_request_are_limited() -> None:

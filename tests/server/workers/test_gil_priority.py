@@ -1,10 +1,5 @@
 """Which workers yield the GIL to which: decided from how often each has work, and whether it has some now."""
 
-from itertools import pairwise
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from server.workers.gil_priority import OFTEN, RARE, STEPS, GilPriorities, GilPriority
 
 SECOND = 1_000_000_000
@@ -112,22 +107,3 @@ def test_a_busy_worker_has_priority_for_a_while_after_a_long_rest() -> None:
     for nth in range(SETTLED):
         other.start_enqueuing(later + nth * 30_000)
     assert bench.slept(greedy, later + SETTLED * 30_000) == 0
-
-
-def test_no_worker_yields_to_one_that_was_removed() -> None:
-    bench = Bench()
-    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
-    bench.priorities.remove(modest)
-    assert bench.slept(greedy) == 0
-    assert "1 workers" in repr(bench.priorities)
-    assert repr(greedy) == "<GilPriority working, an inference every 0.030 ms>"
-
-
-@given(st.lists(st.integers(1_000, 10_000_000), min_size=2, max_size=6))
-def test_of_two_working_workers_only_the_busier_yields(gaps: list[int]) -> None:
-    bench = Bench()
-    all_priorities = [bench.priority(gap) for gap in sorted(gaps)]
-    for busier, other in pairwise(all_priorities):
-        assert not busier.goes_before(other, SECOND)
-    assert bench.slept(all_priorities[-1]) == 0
-    assert all(bench.slept(priority) in (0, STEPS) for priority in all_priorities)

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 
 from server.link.messages import Done, Failure
-from server.link.slots import SMALLEST
 from server.workers import loop_runs, ticket_runner
 from server.workers.loop_runs import BOUND
 from server.workers.worker import Worker
@@ -160,18 +159,6 @@ def test_nothing_runs_while_a_work_is_in_flight(bench: LoopBench) -> None:
     assert bench.run(1)
 
 
-def test_nothing_runs_while_tickets_are_deferred(bench: LoopBench) -> None:
-    bench.prove(1)
-    prepared = bench.engine.prepares((2,))
-    bench.put(bench.ticket(1, 7, 8))
-    bench.put(bench.ticket(2, 7))
-    bench.next()
-    assert bench.run(1) is None
-    prepared.set_result(None)
-    bench.next()
-    assert bench.run(1)
-
-
 def test_shapes_that_have_to_be_prepared_again_are_left_to_the_worker(bench: LoopBench) -> None:
     bench.prove(1)
     prepared = bench.engine.prepares((1,))
@@ -216,17 +203,6 @@ def test_a_run_that_fails_is_repeated_by_the_worker_which_reports_it(bench: Loop
     assert failure
     assert failure == Failure("raised", f"scripted to fail at {point}")
     assert bench.run(1)
-
-
-def test_outputs_that_outgrow_the_slot_are_left_to_the_worker(bench: LoopBench) -> None:
-    numbers = range(SMALLEST // 4)
-    for _ in range(20):
-        failure = bench.send(*numbers).failure
-        assert failure
-        assert failure.kind == "outgrown"
-    ran = bench.partition.stream.ran
-    assert bench.run(*numbers) is None
-    assert bench.partition.stream.ran == ran + 1
 
 
 def test_a_work_on_the_event_loop_is_in_flight_and_any_thread_can_stop_it(bench: LoopBench) -> None:

@@ -161,15 +161,6 @@ def test_a_model_goes_narrow_once_its_bytes_and_its_time_at_home_are_known() -> 
         assert found.narrow > 0
 
 
-def test_works_that_fail_teach_nothing() -> None:
-    with fenced() as (bench, placement):
-        placement.demand(HOG).home = 0
-        bench.script.fail("run")
-        bench.put(bench.ticket(0, 0))
-        assert bench.kind() == "raised"
-        assert placement.measured()[HOG].home == 0
-
-
 def test_models_that_have_left_are_forgotten_and_figures_that_are_not_named_stay() -> None:
     with fenced() as (_, placement):
         placement.set_moved({"gone/1#1": 7, TINY: 5})
@@ -261,18 +252,6 @@ def test_abandoning_fails_a_ticket_that_waits_and_a_narrow_work() -> None:
         bench.worker.abandon(Failure("stopped", "why"))
         assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
         assert not placement.running
-
-
-def test_the_next_worker_starts_a_ticket_that_waited() -> None:
-    with held() as (bench, gate):
-        halting = bench.worker.stop()
-        gate.open()
-        halting.result(PATIENCE)
-        bench.worker.halt()
-        assert bench.answer(bench.next()) == [0]
-        bench.worker.serve(bench.endpoint)
-        assert bench.answer(bench.next()) == [1]
-        assert bench.ran() == (1, 1)
 
 
 def test_a_ticket_that_waits_goes_home_when_the_neighbour_rests_or_its_process_ends() -> None:

@@ -160,16 +160,6 @@ def test_another_worker_on_the_link_goes_on_with_an_answer(counting: PartsBench)
     bench.device.partitions[0] = bench.device.partitions[1]  # The one that the bench checks at its end.
 
 
-def test_an_abandoned_worker_frees_the_answers_between_two_parts(
-    counting: PartsBench, alive: "weakref.WeakSet[Counted]"
-) -> None:
-    counting.begin(0, 3)
-    counting.part()
-    counting.bench.worker.abandon()
-    counting.bench.worker.halt()
-    assert not alive
-
-
 def test_an_answer_that_was_begun_on_another_link_ends_with_an_error(counting: PartsBench) -> None:
     bench, ticket = counting.bench, counting.begin(0, 3)
     counting.part()

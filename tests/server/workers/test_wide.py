@@ -119,20 +119,6 @@ def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -
         assert placement.statistics.launches >= 1
 
 
-def test_a_ticket_beside_works_at_home_stays_there() -> None:
-    with borrower() as (bench, placement):
-        bench.lenders[0].activity.begin()
-        gate = bench.begin(bench.ticket(0, 0))
-        bench.lenders[0].activity.end()
-        bench.put(bench.ticket(1, 1))
-        bench.wait_for_enqueued(2)
-        gate.open()
-        assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
-        assert placement.statistics.launches == 0
-        why = {why: count for why, count in placement.statistics.why_home().items() if count}
-        assert why == {"owner_busy": 1, "not_measured": 1}
-
-
 @pytest.mark.parametrize("hosted", [False, True])
 def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: bool) -> None:
     with borrower(hosted=hosted) as (bench, placement):

@@ -266,15 +266,6 @@ def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(eit
     assert bench.answer(bench.next()) == [49]
 
 
-def test_a_failure_is_reported_while_another_ticket_runs(either: Bench) -> None:
-    bench = either
-    gate = bench.begin(bench.ticket(0, 1))
-    bench.put(bench.ticket(1, 2, deadline=time.monotonic() - 1))
-    assert bench.kind() == "expired"
-    gate.open()
-    assert bench.answer(bench.next()) == [1]
-
-
 def test_a_completion_is_reported_while_the_next_work_runs(either: Bench) -> None:
     bench = either
     gate = bench.begin(bench.ticket(0, 1), bench.ticket(1, 2))
@@ -360,15 +351,6 @@ def test_outputs_that_do_not_fit_fail_as_outgrown_with_the_bytes_needed(either: 
 
 
 @pytest.mark.parametrize("point", ["enqueue", "run"])
-def test_a_model_that_raises_is_a_failure_and_the_next_ticket_is_served(bench: Bench, point: str) -> None:
-    bench.script.fail(point, nth=1)
-    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
-    assert bench.next().failure == ("raised", f"scripted to fail at {point}")
-    assert bench.answer(bench.next()) == [2]
-    assert bench.lost == []
-
-
-@pytest.mark.parametrize("point", ["enqueue", "run"])
 def test_a_lost_device_fails_the_ticket_and_calls_on_lost(bench: Bench, point: str) -> None:
     error = DeviceLost("illegal address")
     bench.script.fail(point, error=error)
@@ -394,13 +376,6 @@ def test_a_ticket_whose_deadline_has_passed_is_not_run(either: Bench) -> None:
     bench.put(bench.ticket(0, 1, deadline=time.monotonic() - 1))
     assert bench.kind() == "expired"
     assert bench.engine.computed == []
-
-
-def test_a_ticket_cancelled_while_it_runs_ends_early(bench: Bench) -> None:
-    ticket = bench.ticket(0, 1)
-    bench.begin(ticket)
-    bench.worker.cancel(ticket.slot, ticket.serial)
-    assert bench.kind() == "cancelled"
 
 
 def test_a_ticket_cancelled_before_it_is_enqueued_is_not_run(either: Bench) -> None:
@@ -498,18 +473,6 @@ def test_alternating_workers_run_every_ticket_once_and_in_order(hosted: bool) ->
                 answers += [bench.answer(bench.next()) for _ in range(4)]
                 worker.halt()
         assert answers == [[number] for number in range(240)]
-
-
-def test_close_finishes_enqueued_tickets(either: Bench) -> None:
-    bench = either
-    gate = bench.begin(*(bench.ticket(number, number) for number in range(3)))
-    _, closed = in_a_thread(bench.worker.close)
-    wait_until_stopping(bench.worker)
-    gate.open()
-    closed.result(PATIENCE)
-    assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
-    assert bench.engine.executors[0].closed
-    assert bench.partition.closed
 
 
 def test_a_worker_that_never_served_can_be_closed() -> None:
