@@ -40,7 +40,6 @@ INTERPRETED = {
     "server/link/listener.py": "its descriptor is closed by a weak reference, and compiled classes have none",
     "server/scheduling/lane_statistics.py": "what other processes send of it is checked by its annotations",
     "server/scheduling/queue_policy.py": "the same",
-    "server/workers/straining.py": "it is no hot path: each pass of a strain takes milliseconds",
     "server/workers/worker_control.py": "it has async generators, which mypyc does not know",
 }
 """Modules of those folders that stay Python, and why."""
