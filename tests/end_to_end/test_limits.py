@@ -64,7 +64,7 @@ def test_a_tenant_over_its_rate_is_429_until_retry_after_and_others_are_served(s
         assert 3 <= len(refused) <= 6, "a burst of 6, and 3 s for all of this"
         assert {answer.status_code for answer in refused} == {429}
         assert {answer.headers["retry-after"] for answer in refused} == {"1"}
-        assert "tenants.acme.requests_per_second allows 1 requests a second, and 6 at once" in refused[-1].json()["error"]
+        assert "tenants.acme.requests_per_second allows 1 request a second, and 6 at once" in refused[-1].json()["error"]
         assert all(infer(globex, "identity", SMALL).status_code == 200 for _ in range(12))
         assert limited(server, "acme", "requests_per_second") == len(refused)
         until(lambda: infer(each[0], "identity", SMALL).status_code == 200)
