@@ -26,9 +26,9 @@ Overlap = tuple[str, str, frozenset[int]]
 def overlaps(*looks: Placements, apart: Collection[str] = ()) -> list[Overlap]:
     """Every pair of names that shared units in each of some looks at the same partitions, with the units of the last look.
 
-    Pairs of names that are both among `apart` are left out, as they were seen to share none before. Of two that were held none
-    are named, and to be held at the same time once shows that they share none. A pair that was not may only have begun too late
-    for each other: so hold the two again.
+    A pair of which both are in `apart` is left out: an earlier look has shown that the two share no units. Of a pair that was
+    held no units are named; one moment at which both were filled shows that they share none. Without such a moment one of them
+    may only have begun too late, so hold the two again.
     """
     found = []
     for a, b in combinations(sorted({name for look in looks for name in look}), 2):
@@ -41,7 +41,7 @@ def overlaps(*looks: Placements, apart: Collection[str] = ()) -> list[Overlap]:
 
 
 def scattered(placements: Placements) -> set[str]:
-    """Those that were held and did not have all their units at one time: hold them for longer."""
+    """The held partitions of which no moment had all units filled: a longer hold is needed to judge them."""
     return {name for name, each in placements.items() if isinstance(each, Held) and each.until <= each.since}
 
 

@@ -128,7 +128,9 @@ def _latency(axes: Any, curve: Curve) -> None:
 
 
 def _p99s(axes: Any, points: list[Point], colour: str, label: str, marker: str) -> None:
-    """The p99s with their intervals. An overloaded share has none, or one that grows with the time it is measured."""
+    """Draw p99 and its confidence interval for each share. An overloaded share has no p99, or its p99 grows with the time of
+    measurement.
+    """
     there = [(point.size, point.at_rate.p99) for point in points if point.at_rate and point.at_rate.p99]
     if not there:
         axes.plot([], [], marker, color=colour, label=f"{label}: {', '.join(str(point.size) for point in points)}")

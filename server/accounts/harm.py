@@ -66,7 +66,7 @@ class Harm:
 
     @property
     def held(self) -> set[Row]:
-        """Models to be held from now on: those that were found and those that a trial holds, but none that it lets go."""
+        """Models to hold from now on: all that were found, except what the running trial lets go, and what that trial holds."""
         held = dict.fromkeys(self.found, True)
         if self._trial:
             held |= self._trial.states

@@ -34,8 +34,8 @@ class ControlledDevice:
     first: dict[str, Granules] = field(default_factory=dict)
     """The granules of each tenant's first partition here, which its later ones are planned around."""
     apart: dict[str, tuple[DeviceRuntime, int, Granules]] = field(default_factory=dict)
-    """Partitions of a shared device of which each two were seen to be apart, by tenant: whose they were, in the how manyth of
-    its processes, and their granules.
+    """Partitions of a shared device, by tenant, that a look has shown to share no units: the tenant's runtime, the number of
+    that runtime's process, and the granules. A tenant whose entry is no longer true is looked at again.
     """
     host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """The host's cores that each tenant's first partition reserved; None where it reserves none."""

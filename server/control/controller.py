@@ -47,8 +47,8 @@ While 20 ms came second, a repartition cost tenants whose share stayed 21 ms (20
 when the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less. The
 longest are for a tenant with such long kernels."""
 _BRIEFLY = 0.0005
-"""The same for one that stayed, which is compared only with those that moved, and these are held meanwhile. One whose own units
-could not begin within that is held as long as they are from then on."""
+"""Seconds for which a try holds a partition that did not move: it is compared only with those that moved, which are held
+meanwhile. If not all its units have begun by then, later tries hold it as long as the others."""
 _STANDSTILL = 600.0
 """Seconds in which a start looks at partitions again while the same models are loaded. No load is known that has the driver's
 lock for so long, so what blocks the looks will not end."""
