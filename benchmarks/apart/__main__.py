@@ -5,13 +5,15 @@ the answers a second of tenants one by one and all at once; a victim at 250 requ
 one that loads a model again and again, and beside PUTs of partitions; kills of a tenant's process. PUTs give a granule of the
 last tenant but one to the last and back, who are asked as often; so they need one granule more than tenants (an H100 has 15,
 fourteen of 8 SMs and one of 20), and are left out without. Clients are processes of their own, in C, on the
-last cores, the victim's on the very last one alone. Prints a line for each, and JSON at the end. With `--device cpu` cores have
+last cores, the victim's on the very last one alone. "parts" says what the victim's works took on average, by the server's
+counts. Prints a line for each, and JSON at the end. With `--device cpu` cores have
 device processes, and a fake daemon is needed on PATH: that shows that it works, and nothing of a GPU.
 """
 
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +44,13 @@ SOME = 5
 PATIENCE = 180.0
 """Seconds until all models have to be served: kernels may have to be compiled."""
 PROGRAMS = {"cuda": "server", "cpu": "tests.end_to_end.devices_server"}
+PARTS = {
+    "request": "nv_inference_request_duration_us",
+    "queue": "nv_inference_queue_duration_us",
+    "run": "nv_inference_compute_infer_duration_us",
+    "on its units": "greenlane_used_unit_seconds_total",
+}
+"""What is said of the victim's works, in microseconds, and whence; the last times its units, by the device's clock if any."""
 DEVICES = {"cuda": 'backend = "cuda"', "cpu": 'backend = "cpu"\ncores = "0-1"'}
 
 
@@ -181,11 +190,11 @@ class Bench:
     def _victim(self, model: str) -> dict[str, Any]:
         victim, other, *_ = self._tenants
         _figures(self._load(victim, model, 0.5, RATE))
-        found = {"alone": _figures(self._load(victim, model, self._options.seconds, RATE))}
+        found = {"alone": self._asked(model)}
         for busy in MODELS:
             loads = [self._load(name, busy, self._options.seconds + 0.8) for name in self._tenants[1:]]
             sleep(0.4)
-            found[f"beside all others with {busy}"] = _figures(self._load(victim, model, self._options.seconds, RATE))
+            found[f"beside all others with {busy}"] = self._asked(model)
             for each in loads:
                 _figures(each)
         asked, reloads = self._load(victim, model, self._options.seconds, RATE), 0
@@ -201,6 +210,27 @@ class Bench:
             over["worst, ms more"] = round(figures["worst"] - found["alone"]["worst"], 2)
             self._say(f"victim {model} {where}", figures | {"over alone": over})
         return {f"victim {model}": found}
+
+    def _asked(self, model: str) -> dict[str, Any]:
+        """The victim's figures, and the parts of what a work of it took on average, in microseconds."""
+        before = self._counts(model)
+        found = _figures(self._load(self._tenants[0], model, self._options.seconds, RATE))
+        now = self._counts(model)
+        works = max(1.0, now["works"] - before["works"])
+        return found | {"parts": {part: round((now[part] - before[part]) / works, 1) for part in PARTS}}
+
+    def _counts(self, model: str) -> dict[str, float]:
+        text = ask(self._port, "GET", "/metrics", {}, b"", PATIENCE).body.decode()
+
+        def total(name: str, **labels: str) -> float:
+            lines = re.findall(rf"^{name}{{(.*)}} (\S+)", text, re.MULTILINE)
+            wanted = {f'{label}="{value}"' for label, value in labels.items()}
+            return sum(float(value) for found, value in lines if wanted <= set(found.split(",")))
+
+        victim = self._tenants[0]
+        found = {part: total(name, tenant=victim, model=model) for part, name in PARTS.items()}
+        found["on its units"] *= 1e6
+        return found | {"works": total("nv_inference_exec_count", tenant=victim, model=model)}
 
     def _beside_puts(self, model: str) -> dict[str, Any]:
         """The victim while a granule goes to and fro; milliseconds of each PUT after the first two, which meet new shares."""

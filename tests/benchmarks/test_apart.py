@@ -35,6 +35,8 @@ def test_partitions_are_put_to_and_fro_beside_a_victim_in_both_forms(tmp_path: P
         for model in ("tiny", "mob"):
             beside = form[f"victim {model}"]["beside PUTs"]
             assert beside["answers"] > 0
+            parts = form[f"victim {model}"]["alone"]["parts"]
+            assert parts["request"] > parts["run"] > 0 < parts["on its units"]
             assert beside["closed"] == 0
             assert set(beside["PUTs"]) == {"200"}
             assert beside["PUTs"]["200"] == 2 + len(beside["each, ms"]) >= 2 + PUTS
