@@ -126,7 +126,7 @@ class Texts:
                 if not (begun and isinstance(error, QueueFull)):
                     batches.clear()  # The request ends, so no other run of it is to begin.
                     raise
-                batches.insert(0, batch)  # No memory, or the lead's queue was filled before this process saw that.
+                batches.insert(0, batch)  # There was no memory for it.
                 await asyncio.sleep(_PAUSE)
                 continue
             for index, row in zip(batch, found, strict=True):

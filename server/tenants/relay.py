@@ -16,7 +16,7 @@ from typing import Any
 
 from engines import Tensor
 
-from ..errors import Failed, RequestError
+from ..errors import Failed, QueueFull, RequestError
 from ..link.messages import Done, Failure, Malformed, Ticket
 from ..link.occupancy import Occupancy
 from ..link.ring import Link
@@ -122,7 +122,7 @@ class Relay:
         try:
             if has_begun(ticket):
                 raise Failed("a later part of an answer that is not known here")
-            self._lane.admission.check_room(begun=True)  # The helper's lane has admitted it, and refuses new ones by itself.
+            self._check_room(ticket.begun)
             request.slot = self._lane.slots.acquire_foreign(ticket.start, ticket.capacity, request.on_free)
         except Exception as error:
             self._refuse(ticket, error)
@@ -146,6 +146,14 @@ class Relay:
             )
         except Exception as error:
             self._end(request, self._failed(ticket, error))
+
+    def _check_room(self, begun: bool) -> None:
+        """As for the lead's own requests: a run of one that has begun is refused only while the lane is suspended."""
+        try:
+            self._lane.admission.check_room(True, begun)  # New ones are refused by the helper while the server drains.
+        except QueueFull:
+            if not begun:
+                raise
 
     def _refuse(self, ticket: Ticket, error: Exception) -> None:
         if not isinstance(error, RequestError):

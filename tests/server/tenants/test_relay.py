@@ -175,6 +175,24 @@ async def test_a_full_queue_of_the_models_own_refuses_no_run_of_a_helpers_reques
     assert [(await answer).outputs for answer in (*[answer for _, answer in asked], later)] == [OUT] * 3
 
 
+async def test_a_full_queue_refuses_no_rerun_of_a_helpers_request_whose_outputs_need_more_memory(tenant: Tenant) -> None:
+    helper = tenant.help().lane
+    slot, first = ask(helper)
+    await settle()
+    asked = [ask(tenant.lead)[1] for _ in range(QUEUE)]
+    _, refused = ask(helper)
+    await settle()
+    await tenant.hand.end(Failure("outgrown", "7"))
+    for end, error in ((refused, QueueFull), (first, Outgrown)):
+        with pytest.raises(error):
+            await end
+    asked += [ask(tenant.lead)[1], submit(helper, slot, "m", SHAPES, begun=True)]
+    await settle()
+    for _ in asked:
+        await tenant.hand.end(outputs=OUT)
+    assert [(await answer).outputs for answer in asked] == [OUT] * (QUEUE + 2)
+
+
 async def test_a_helper_that_waits_for_room_has_it_though_no_request_of_its_own_ends(tenant: Tenant) -> None:
     helper = tenant.help().lane
     asked = [ask(tenant.lead)[0] for _ in range(QUEUE + 1)]
