@@ -124,7 +124,7 @@ def _set_affinity(
     if affinity := share_cores(free, left, [each.name for each in devices], counts):
         supervisor.set_affinity(affinity)
         for each in devices:
-            each.runtime.set_affinity(affinity.devices[each.name], affinity.others, starting=free)
+            each.runtime.set_affinity(affinity.devices[each.name], affinity.builds(each.name), starting=free)
         spawn.set_own_affinity(affinity.others)
         log.info("%s", affinity)
     else:

@@ -32,6 +32,11 @@ class Affinity:
     tenants: Mapping[str, frozenset[int]]
     others: frozenset[int]
 
+    def builds(self, device: str) -> frozenset[int]:
+        """For the children of this device process: cores that are left over, or else its own."""
+        own = self.devices[device]
+        return own if own <= self.others else self.others
+
     def __str__(self) -> str:
         several = len(self.devices) > 1
         devices = ", ".join(f"{f'of {name} ' * several}on {_cores(cores)}" for name, cores in self.devices.items())

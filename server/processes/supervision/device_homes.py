@@ -66,5 +66,5 @@ class DeviceHomes:
         """Restrict a process that comes to the cores of the others of its device."""
         beside = [one.runtime.kept.affinity for one in self._apart.values() if one.device == each.device]
         if known := [affinity for affinity in beside if affinity]:
-            all_cores, builds = frozenset[int]().union(*(cores for cores, _ in known)), known[0][1]
-            each.runtime.set_affinity(all_cores, builds, known[0][0])
+            all_cores, builds = (frozenset[int]().union(*cores) for cores in zip(*known, strict=True))
+            each.runtime.set_affinity(all_cores, builds, starting=builds)

@@ -106,3 +106,7 @@ def test_shares_of_cores_are_disjoint(allowed: set[int], wishes: list[set[int]],
         assert len(set(map(len, given_away))) <= 1
         assert shares.others
         assert shares.others == of_devices or shares.others.isdisjoint(set().union(*sets))
+        for name, own in shares.devices.items():
+            beside = of_devices.difference(own)
+            assert shares.builds(name)
+            assert shares.builds(name).isdisjoint(beside.union(*given_away)), "a build keeps others' cores busy for seconds"
