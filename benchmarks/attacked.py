@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 import onnx.parser
 
 from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
-from greenlane.load.others import Others
+from greenlane.load.machine import Others
 from greenlane.load.processes import LoadProcess, begun, poisson
 from greenlane.load.server_process import family_of
 from greenlane.load.wire import Broken, Caller, post

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import quantiles
 from time import perf_counter, sleep
 
-from greenlane.load.others import Others
+from greenlane.load.machine import Others
 from server.demo import build
 
 RATE = 50

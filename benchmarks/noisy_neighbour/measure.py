@@ -9,7 +9,7 @@ from time import perf_counter, sleep
 
 from greenlane.load.figures import Samples
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Tally
-from greenlane.load.others import Others
+from greenlane.load.machine import Others
 from greenlane.load.processes import poisson, run
 
 from ..loads import together

@@ -13,8 +13,7 @@ from threading import Event, current_thread, main_thread
 from typing import Any
 
 from engines import EngineError
-from greenlane.load.machine import describe
-from greenlane.load.others import Others
+from greenlane.load.machine import Others, describe
 from greenlane.report.pictures import NoPictures, require
 from partitions import PartitionError
 from server.command_line import configuration_file

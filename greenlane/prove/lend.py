@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 from greenlane.load import machine
 from greenlane.load.figures import Samples, merged
 from greenlane.load.jobs import ClosedLoop, InTurn, OpenLoop, Seen, Tally
-from greenlane.load.others import Others
+from greenlane.load.machine import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun, poisson, run
 from greenlane.load.rules import Ruling
 from server.command_line import configuration_file

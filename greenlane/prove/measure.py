@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 
 from greenlane.load.figures import Figures, Samples, figures, merged, percentile
 from greenlane.load.jobs import Ask, InTurn, OpenLoop, Seen, Tally
-from greenlane.load.others import Others
+from greenlane.load.machine import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun, poisson
 from greenlane.load.rules import OTHERS, Growth, Ruling, rule
 

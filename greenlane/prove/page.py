@@ -1,9 +1,15 @@
-"""The findings as one HTML page that needs nothing else, and loads nothing."""
+"""The findings as one HTML page that needs nothing else, and loads nothing.
 
+Each pair is drawn as SVG: latency to the right, logarithmic; a row for each phase.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from greenlane.load.figures import figures, merged
+from greenlane.load.figures import Figures, Samples, figures, merged
 from greenlane.load.rules import BOUND, ENOUGH
 from greenlane.report.page import chip, document, each, pairs, table
 from partitions.plan import ranges
@@ -11,9 +17,9 @@ from partitions.plan import ranges
 from . import lending
 from .attacks import WHAT
 from .findings import Findings
-from .lending import STATES, Lent
+from .lending import STATES, Lent, State
 from .measure import Measured, Result
-from .plot import of_lending, of_pair
+from .plan import PHASES, Which
 from .text import COUNTED, MEANS, ONLY_SAID, about, about_lending, legend, milliseconds, rates, short, times
 
 _STYLE = Path(__file__).parent / "page.css"
@@ -62,46 +68,32 @@ def _located(findings: Findings) -> str:
 
 def _pair(findings: Findings, measured: Measured) -> str:
     word = findings.words[measured.pair]
-    rows = [_row(result) for result in measured.results]
-    heads = ["aggressor", "p99 alone, ms", "beside it", "control", "growth, with interval", "control", "busy", "verdict"]
     return (
         f"<section><h2>{escape(str(measured.pair))} {_chip(word)}</h2><p>{escape(about(measured))}</p>"
-        f"<figure>{of_pair(measured)}</figure>{table(heads, rows)}</section>"
+        f"{_felt(measured, strains=False, judged=True)}</section>"
     )
-
-
-def _row(result: Result) -> str:
-    points = [milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control")]
-    grown = [f"{times(result.held.decisive(BOUND))}", short(result.shared.decisive(BOUND).value), f"{result.busy:.0%}"]
-    name = f'<td title="{escape(WHAT[result.attack.other.kind])}">{escape(result.attack.other.kind)}</td>'
-    why = f'<td class="why">{_chip(result.ruling.word)} {escape(result.ruling.why)}</td>'
-    return f"<tr>{name}{each('td', [*points, *grown])}{why}</tr>"
 
 
 def _unfenced(findings: Findings, measured: Measured) -> str:
+    return (
+        f"<section><h2>What partitions do not fence: {escape(str(measured.pair))}</h2><p>{escape(about(measured))}. "
+        f"{COUNTED if findings.memory else ONLY_SAID}</p>{_felt(measured, strains=True, judged=findings.memory)}</section>"
+    )
+
+
+def _felt(measured: Measured, strains: bool, judged: bool) -> str:
+    """A picture and a table of what a victim felt of each kind of aggressor, or strain."""
+    first, *last = ("strain", "GB/s alone", "beside", "why") if strains else ("aggressor", "busy", "verdict")
+    heads = [first, "p99 alone, ms", "beside it", "control", "growth, with interval", "control", *last]
     rows = []
     for result in measured.results:
         kind = result.attack.other.kind
-        points = [milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control")]
-        grown = [times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value), *rates(result)]
-        word = _chip(result.ruling.word) if findings.memory else ""
-        why = f'<td class="why">{word} {escape(result.ruling.why)}</td>'
-        rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{each("td", [*points, *grown])}{why}</tr>')
-    heads = [
-        "strain",
-        "p99 alone, ms",
-        "beside it",
-        "control",
-        "growth, with interval",
-        "control",
-        "GB/s alone",
-        "beside",
-        "why",
-    ]
-    return (
-        f"<section><h2>What partitions do not fence: {escape(str(measured.pair))}</h2><p>{escape(about(measured))}. "
-        f"{COUNTED if findings.memory else ONLY_SAID}</p><figure>{of_pair(measured)}</figure>{table(heads, rows)}</section>"
-    )
+        points = [milliseconds(result.figures(which).p99) for which in PHASES]
+        grown = [times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value)]
+        cells = each("td", [*points, *grown, *(rates(result) if strains else [f"{result.busy:.0%}"])])
+        why = f'<td class="why">{_chip(result.ruling.word) if judged else ""} {escape(result.ruling.why)}</td>'
+        rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{cells}{why}</tr>')
+    return f"<figure>{of_pair(measured)}</figure>{table(heads, rows)}"
 
 
 def _lent(findings: Findings, lent: Lent) -> str:
@@ -109,14 +101,8 @@ def _lent(findings: Findings, lent: Lent) -> str:
     rows = []
     for level in lent.levels:
         off, on = (milliseconds(figures(merged(level.rounds[state])).p99) for state in STATES)
-        cells = [
-            f"{level.load:.0%}",
-            f"{level.rate:.0f}",
-            off,
-            on,
-            times(level.growth.decisive(lending.BOUND)),
-            f"{level.gained:.2f} times",
-        ]
+        grown, gained = times(level.growth.decisive(lending.BOUND)), f"{level.gained:.2f} times"
+        cells = [f"{level.load:.0%}", f"{level.rate:.0f}", off, on, grown, gained]
         rows.append(f'<tr>{each("td", cells)}<td class="why">{_chip(level.ruling.word)} {escape(level.ruling.why)}</td></tr>')
     first = f"<p>{_chip(lent.first.word)} {escape(lent.first.why)}</p>"
     title = f"{lent.pair.victim} lends to {lent.pair.aggressor}"
@@ -152,3 +138,95 @@ def _notes(findings: Findings) -> str:
 
 def _chip(word: str) -> str:
     return chip(word, _TONES.get(word, "mute"))
+
+
+GREY, GREEN, ORANGE = "#7b8794", "#12855c", "#d0571f"
+COLOURS: dict[Which, str] = {"alone": GREY, "beside": GREEN, "control": ORANGE}
+LABELS: dict[Which, str] = {"alone": "alone", "beside": "beside it", "control": "control"}
+LENDS: dict[State, tuple[str, str]] = {"off": ("lends nothing", GREY), "on": ("lends", GREEN)}
+WIDTH, LEFT, RIGHT, ROW, GROUP, TOP, BOTTOM = 860, 172, 92, 20, 14, 12, 34
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A phase: its name and colour, and its requests by round."""
+
+    label: str
+    colour: str
+    rounds: tuple[Samples, ...]
+
+    @property
+    def points(self) -> list[float]:
+        """The p99 of each round."""
+        return [figures(samples).p99 for samples in self.rounds if len(samples)]
+
+    @property
+    def whole(self) -> Figures:
+        """Of all rounds together."""
+        return figures(merged(self.rounds))
+
+
+Groups = Sequence[tuple[str, Sequence[Row]]]
+"""Rows that belong together, by what they are about."""
+
+
+def of_pair(measured: Measured) -> str:
+    """A victim beside each kind of aggressor."""
+    return draw(str(measured.pair), [(one.attack.other.kind, _phases(one)) for one in measured.results])
+
+
+def of_lending(lent: Lent) -> str:
+    """A lender at each load, with and without lending."""
+    groups = [
+        (f"load {level.load:.0%}", [Row(*LENDS[state], level.rounds[state]) for state in STATES]) for level in lent.levels
+    ]
+    return draw(str(lent.pair), groups)
+
+
+def _phases(result: Result) -> list[Row]:
+    return [Row(LABELS[which], COLOURS[which], result.rounds[which]) for which in PHASES]
+
+
+def draw(what: str, groups: Groups) -> str:
+    """The median (a ring), the p99 (a dot) and each round's p99 (faint dots), of every phase."""
+    every = [one for _, rows in groups for row in rows for one in (row.whole.p50, row.whole.p99, *row.points) if one > 0]
+    low, high = min(every, default=1.0) / 1.25, max(every, default=10.0) * 1.25
+    height = TOP + sum(len(rows) * ROW + GROUP for _, rows in groups) + BOTTOM
+
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(value / low) / math.log(high / low)
+
+    parts, y = list(_grid(low, high, x, height)), float(TOP)
+    for name, rows in groups:
+        parts.append(f'<text x="0" y="{y + ROW * len(rows) / 2 + 4:.0f}" class="kind">{escape(name)}</text>')
+        for row in rows:
+            parts += _drawn(row, x, y + ROW / 2)
+            y += ROW
+        y += GROUP
+    label = escape(f"Latency of {what}")
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _drawn(row: Row, x: Callable[[float], float], y: float) -> Iterator[str]:
+    whole = row.whole
+    yield f'<text x="{LEFT - 10}" y="{y + 4:.1f}" class="phase">{escape(row.label)}</text>'
+    if math.isnan(whole.p99):
+        return
+    left, right = x(whole.p50), x(whole.p99)
+    yield f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{row.colour}" stroke-width="3"/>'
+    for one in row.points:
+        yield f'<circle cx="{x(one):.1f}" cy="{y:.1f}" r="3.5" fill="{row.colour}" fill-opacity="0.45" stroke="#fff"/>'
+    yield f'<circle cx="{left:.1f}" cy="{y:.1f}" r="3.5" fill="#fff" stroke="{row.colour}" stroke-width="2"/>'
+    yield f'<circle cx="{right:.1f}" cy="{y:.1f}" r="6" fill="{row.colour}"/>'
+    yield f'<text x="{WIDTH}" y="{y + 4:.1f}" class="value">{milliseconds(whole.p99)} ms</text>'
+
+
+def _grid(low: float, high: float, x: Callable[[float], float], height: int) -> Iterator[str]:
+    bottom = height - BOTTOM
+    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+        for step in (1, 2, 5):
+            value = step * 10.0**exponent
+            if low <= value <= high:
+                place = f"{x(value):.1f}"
+                yield f'<line x1="{place}" x2="{place}" y1="0" y2="{bottom}" class="grid"/>'
+                yield f'<text x="{place}" y="{bottom + 18}" class="tick">{value / 1e3:g} ms</text>'

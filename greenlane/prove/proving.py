@@ -9,7 +9,7 @@ from time import perf_counter
 
 from greenlane.load import machine, processes
 from greenlane.load.jobs import OpenLoop
-from greenlane.load.others import Others
+from greenlane.load.machine import Others
 from greenlane.load.processes import LoadProcessFailed
 from greenlane.load.wire import Broken, Caller
 from partitions.strain import STRAINS, Strain

@@ -13,6 +13,7 @@ from .attacks import WHAT
 from .findings import Findings
 from .lending import STATES, Lent, Level
 from .measure import Measured, Result
+from .plan import PHASES
 from .survey import Surveyed
 
 MEANS = {
@@ -58,11 +59,6 @@ def times(interval: Interval) -> str:
 def short(value: float) -> str:
     """A growth as it stands in tables."""
     return "-" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def tail(result: Result) -> str:
-    """Which part of the requests a growth is about."""
-    return f"p{result.held.quantile * 100:g}"
 
 
 def _failed(failures: Sequence[str]) -> Iterator[str]:
@@ -156,29 +152,29 @@ def _title(measured: Measured) -> str:
 
 
 def _line(result: Result) -> str:
-    alone, beside, control = (milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control"))
-    name = f"{result.attack.other.kind} ({result.attack.other.model})"
+    return f"{f'{result.attack.other.kind} ({result.attack.other.model})':22.22} {_felt(result)}  {result.ruling.word}"
+
+
+def _strained(result: Result) -> str:
+    alone, beside = rates(result)
+    return f"{result.attack.other.kind:16} {_felt(result)}  {alone:>6} {beside:>6}  {result.ruling.word}"
+
+
+def _felt(result: Result) -> str:
+    points = " ".join(f"{milliseconds(result.figures(which).p99):>8}" for which in PHASES)
     one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
-    held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
-    return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>24} {shared:>9}  {result.ruling.word}"
+    part = "p50" if one is result.held.median else f"p{result.held.quantile * 100:g}"
+    return f"{points}  {f'{part} {times(one)}':>24} {shared:>9}"
 
 
 def rates(result: Result) -> tuple[str, str]:
     """The gigabytes a second that a strain moved alone, and beside the victim."""
-    return gigabytes(result.attack.other.rate), gigabytes(result.moved["beside"])
+    alone, beside = result.attack.other.rate, result.moved["beside"]
+    return _gigabytes(alone), _gigabytes(beside)
 
 
-def gigabytes(rate: float) -> str:
-    """Three digits or so; a dash for what is not a number."""
+def _gigabytes(rate: float) -> str:
     return "-" if math.isnan(rate) else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _strained(result: Result) -> str:
-    points = " ".join(f"{milliseconds(result.figures(which).p99):>8}" for which in ("alone", "beside", "control"))
-    one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
-    held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
-    alone, beside = rates(result)
-    return f"{result.attack.other.kind:16} {points}  {held:>24} {shared:>9}  {alone:>6} {beside:>6}  {result.ruling.word}"
 
 
 def legend(findings: Findings) -> str:

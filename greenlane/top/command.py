@@ -1,13 +1,16 @@
 """Runs `greenlane top`."""
 
 import argparse
+import curses
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from greenlane.options import checked, positive
@@ -93,7 +96,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         if options.once or options.json or not sys.stdout.isatty():
             return _print(options, ask)
         ask()  # Better an error before the screen is taken than on it.
-        from .screen import show
+        from .command import show
 
         show(ask, options.interval, options.models)
     except Unreachable as error:
@@ -121,3 +124,56 @@ def _print(options: Options, ask: Callable[[], Look], sleep: Callable[[float], o
 
 def _table(rates: Rates, options: Options) -> list[str]:
     return lines(rates, options.models) + ([] if options.once else [""])
+
+
+_KEYS = "q ends, m: models, space: stop"
+
+
+def show(look: Callable[[], Look], interval: float, models: bool) -> None:
+    """Blocks until q is pressed. A server that does not answer is asked again. Raises KeyboardInterrupt."""
+    curses.wrapper(_run, look, interval, models)
+
+
+def _run(window: Any, look: Callable[[], Look], interval: float, models: bool) -> None:
+    with suppress(curses.error):  # Not every terminal can hide its cursor.
+        curses.curs_set(0)
+    curses.use_default_colors()
+    before: Look | None = None
+    rates: Rates | None = None
+    problem, stopped, due = "", False, 0.0
+    while True:
+        if not stopped and time.monotonic() >= due:
+            due = time.monotonic() + interval
+            try:
+                after = look()
+                rates = (between(before, after) if before else None) or rates
+                before, problem = after, ""
+            except Unreachable as error:
+                before, problem = None, str(error)
+        _draw(window, rates, problem, models, stopped)
+        window.timeout(-1 if stopped else max(1, int(1000 * (due - time.monotonic()))))
+        key = window.getch()
+        if key in (ord("q"), ord("Q")):
+            return
+        if key in (ord("m"), ord("M")):
+            models = not models
+        elif key == ord(" "):
+            stopped = not stopped
+
+
+def _draw(window: Any, rates: Rates | None, problem: str, models: bool, stopped: bool) -> None:
+    height, width = window.getmaxyx()
+    window.erase()
+    text = [*problem.splitlines(), ""] if problem else []
+    table = lines(rates, models, width) if rates else [] if problem else ["asking ..."]
+    head = next((len(text) + index for index, line in enumerate(table) if line.startswith("TENANT")), -1)
+    for row, line in enumerate([*text, *table][: height - 1]):
+        emphasis = curses.A_REVERSE if row == head else curses.A_BOLD if row < len(text) else curses.A_NORMAL
+        _put(window, row, line.ljust(width) if row == head else line, width, emphasis)
+    _put(window, height - 1, f"{'stopped; ' if stopped else ''}{_KEYS}", width, curses.A_DIM)
+    window.refresh()
+
+
+def _put(window: Any, row: int, line: str, width: int, emphasis: int) -> None:
+    with suppress(curses.error):  # The terminal may have become smaller meanwhile.
+        window.addnstr(row, 0, line, max(0, width - 1), emphasis)

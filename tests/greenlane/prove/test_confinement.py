@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from greenlane.load import others
+from greenlane.load import machine
 from greenlane.load.rules import Word
 from greenlane.prove.confinement import LEAST_TICKS, Located, Seen, Watch, judged, parsed, probe, processes_of
 
@@ -73,9 +73,9 @@ def test_this_process_is_found_by_its_connection_and_watched_while_it_works() ->
 def test_what_other_programs_used_is_what_is_left_of_busy_cores() -> None:
     stat = "cpu  9 9 9 9\ncpu0 100 20 30 400 5 6 7 50 0 0\ncpu1 7 0 0 0 0 0 0 0 0 0\ncpu2 1 1 1\nintr 5\n"
     ticks = os.sysconf("SC_CLK_TCK")
-    assert others.busy(stat, frozenset({0, 2})) == [200 / ticks, 3 / ticks]
-    assert math.isnan(others.Others([0], whole=False).share())
-    assert 0 <= others.Others(sorted(os.sched_getaffinity(0)), whole=True).share() <= 1
+    assert machine.busy(stat, frozenset({0, 2})) == [200 / ticks, 3 / ticks]
+    assert math.isnan(machine.Others([0], whole=False).share())
+    assert 0 <= machine.Others(sorted(os.sched_getaffinity(0)), whole=True).share() <= 1
 
 
 @pytest.mark.parametrize(("units", "said"), [([0], "1 of its 1 core,"), ([0, 3], "2 of its 2 cores,")])

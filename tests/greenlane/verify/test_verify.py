@@ -7,7 +7,7 @@ import pytest
 
 from engines import ModelRefused, load_engine
 from greenlane.__main__ import main
-from greenlane.verify.grid import ends, grid
+from greenlane.verify.command import ends, grid
 from tests.models import save
 
 ANY = "any (float[n, s, 2] x, float[n, s] w) => (float[n, s, 2] y) { y = Relu(x) }"
