@@ -35,6 +35,7 @@ from .config.file import load
 from .config.schema import Config, DeviceConfig
 from .config.tables import ConfigError
 from .control.controller import Controller
+from .control.reconfiguration import reconfigure
 from .control.reload import ReadConfig, Reloader, without_file
 from .control.watcher import Watcher
 from .device.runtime import Runtime
@@ -145,9 +146,6 @@ class Application:
 
         self._audited = audited(self._web)
 
-    def __repr__(self) -> str:
-        return f"<Application {self._opened!r}>"
-
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await self._with_cors(scope, receive, send)
 
@@ -210,7 +208,8 @@ class Application:
                 device = self._opener(config.device)
                 service, controller = assemble(config, device)
                 self._opened = service, controller, Observers(controller)
-                self._reloader = Reloader(controller, self._read, self._reconfigure)
+                use = partial(reconfigure, controller, everywhere=self._reconfigure)
+                self._reloader = Reloader(controller, self._read, use)
                 self._with_cors = browsers.allow(self._answer, config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()

@@ -28,11 +28,9 @@ from .device.budget import Claim, missing, refusal, sized, taken_more
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.model_loader import ModelLoader, open_model_loader
-from .processes.supervision import process_counts
-from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
+from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, count, describe, share_cores, too_many
 from .processes.supervision.listen import why_not
-from .processes.supervision.mps_choice import why_shared
-from .processes.supervision.mps_group import hindrance
+from .processes.supervision.mps_group import hindrance, why_shared
 from .repository.model_repository import Repository, some
 from .tenants.catalog import IndexEntry, ModelVersion
 
@@ -330,8 +328,8 @@ class _Check:
         if held:
             _print_line(describe({name: chosen[name] or cores for name, cores in held.items()}))
             for tenant in map(self._config.tenants.__getitem__, held):
-                if process_counts.is_refused(tenant):
-                    self._wrong(("tenants", tenant.name, "http_processes"), process_counts.refusal(tenant))
+                if why := too_many(tenant):
+                    self._wrong(("tenants", tenant.name, "http_processes"), why)
             lines = conflicts(chosen, held)
             self._found.suspicious.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
         on_gpus = {name: chosen[name] for name, cores in self._cores.items() if cores is None}
@@ -341,7 +339,7 @@ class _Check:
             for name in self._config.named_devices:
                 if theirs := [tenant for tenant in self._config.tenants_on(name) if tenant in on_gpus]:
                     devices += [f"{name}, {tenant}" for tenant in theirs] if name in self._apart else [name]
-            counts = process_counts.count(self._config, (), len(self._allowed))
+            counts = count(self._config, (), len(self._allowed))
             _print_line(str(share_cores(left, on_gpus, devices, counts) or TOO_FEW_CORES))
 
     def _try(

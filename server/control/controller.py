@@ -26,7 +26,6 @@ from .draining import drain, refuse_and_drain
 from .moves import By, MoveLog, check_counts, plan_transfer
 from .moves import Move as MoveRecord
 from .placement_plans import PlacementPlans
-from .reconfiguration import Everywhere, Reconfiguration
 from .start_progress import StartProgress
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import TenantPlan
@@ -100,22 +99,18 @@ class Controller:
         self.moves = MoveLog()
         self.device_changes = asyncio.Lock()
         """Held while a tenant changes its device, or a reload loads what a process that begins for one would not know. Taken
-        before `_changing`, and those before `_repartitioning`: loads of some tenants keep no others from a repartition."""
+        before `_changing`, and those before `granules_change`: loads of some tenants keep no others from a repartition."""
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
-        self._repartitioning = asyncio.Lock()
-        self.placements = PlacementPlans(config.tenants, self.devices, self._repartitioning)
+        self.granules_change = asyncio.Lock()
+        """Held while granules change hands, or a probe runs."""
+        self.placements = PlacementPlans(config.tenants, self.devices, self.granules_change)
         self._strains = 0
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._progress = StartProgress()
         self._finishing: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return (
-            f"<Controller {self.state}, {'; '.join(shares(device.info, device.held) or 'all free' for device in self.devices)}>"
-        )
 
     @property
     def tenants(self) -> Mapping[str, TenantConfig]:
@@ -140,7 +135,7 @@ class Controller:
     @property
     def moving(self) -> bool:
         """Whether granules are being moved now, or a probe runs."""
-        return self._repartitioning.locked()
+        return self.granules_change.locked()
 
     def add(
         self,
@@ -235,7 +230,7 @@ class Controller:
         unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the
         old partitions stay. Shares that all these tenants have already are no move, and not recorded as one.
         """
-        async with self._repartitioning:
+        async with self.granules_change:
             check_counts(counts, self.tenants)
             if all(device.has(device.own(counts)) for device in self.devices):
                 return self._keep(counts, by)
@@ -312,7 +307,7 @@ class Controller:
         with the arithmetic, Unavailable while one of the devices does not serve, Conflict if a model is not served there or the
         tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
-        async with self.device_changes, self.models_change(tenant), self._repartitioning:
+        async with self.device_changes, self.models_change(tenant), self.granules_change:
             transfer = self._transfer
             move = plan_transfer(self.devices, tenant, to, count, self.device_state, transfer is not None)
             if move is None or transfer is None:
@@ -328,28 +323,8 @@ class Controller:
             self._divided(target)
             self.repartitions += 1
             self.placements.remake()
-            await self._look_held(target)
+            await self.look_held(target)
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.info, target.held))
-
-    async def reconfigure(self, config: Config, everywhere: Everywhere) -> None:
-        """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it.
-
-        One at a time. Raises Conflict, DoesNotFit or another error with the reasons if not all of it can be; then nothing has
-        changed.
-        """
-        self.reconfiguring, before = True, self.repartitions
-        try:
-            await Reconfiguration(self, self.tenant_host, config, everywhere).run()
-            if self.repartitions != before:
-                async with self._repartitioning:
-                    await together(self._look_held(device) for device in self.devices)
-        finally:
-            self.reconfiguring = False
-
-    @property
-    def granules_change(self) -> asyncio.Lock:
-        """Held while granules change hands, or a probe runs."""
-        return self._repartitioning
 
     async def leaving(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
         """Have the observers ask a device side for the last time that is about to lose a tenant."""
@@ -442,7 +417,7 @@ class Controller:
         Where units have no numbers, the work takes all of them, again and again until each two partitions have had theirs at
         the same time. A tenant stands still for 2 ms, and for 2 to 500 ms with each further try that it takes part in.
         """
-        async with self._repartitioning:
+        async with self.granules_change:
             found, shared = await self._probe(device, device.distinct())
             if shared:
                 device.apart = {}
@@ -464,7 +439,7 @@ class Controller:
             self._strains -= 1
 
     async def _strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
-        async with self._repartitioning:
+        async with self.granules_change:
             if self._lifecycle.state in ("draining", "closed"):
                 raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
             return await self._runtime_of(tenant).strain(tenant, kind, seconds)
@@ -488,7 +463,7 @@ class Controller:
         placed = {name: each for look in looks for name, each in look.items()}
         return {name: placed[name] for name in device.runtimes if name in placed}, shared
 
-    async def _look_held(self, device: ControlledDevice) -> None:
+    async def look_held(self, device: ControlledDevice) -> None:
         """Log it if partitions that are in use already are not apart, since there is no way back."""
         try:
             await self._check_held(device)
@@ -586,7 +561,7 @@ class Controller:
             self._lifecycle.set_state("closed")
             await together(each.close() for each in self.observers)
             self.placements.close()
-            async with self._repartitioning:  # One in progress is completed first.
+            async with self.granules_change:  # One in progress is completed first.
                 await together(runtime.close() for device in self.devices for runtime in device.distinct())
 
     def _divided(self, device: ControlledDevice, granules: Mapping[str, Granules] = MappingProxyType({})) -> None:

@@ -10,22 +10,20 @@ Until 3 everything is undone after an error.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType
 
 from partitions import Move, PartitionError
 
 from ..config.changes import loaded_again, removals
-from ..config.schema import Config
+from ..config.schema import Config, ModelOptions
 from ..errors import Conflict, RequestError
 from ..tenants.frontend import ManagedFrontend
 from .controlled_device import ControlledDevice
+from .controller import Controller
 from .device_runtime import DeviceRuntime
-from .model_lists import ModelChange, changed, concerned
-from .moves import By
-from .moves import Move as MoveRecord
-from .tenant_host import Arrival, TenantHost
+from .tenant_host import Arrival
 from .tenant_plan import UNCHANGED, TenantPlan, concerns_shares, plan
 from .together import together
 
@@ -38,47 +36,33 @@ _CANCELLED = 1.0
 """Seconds for requests of a tenant that goes to be answered once they are cancelled."""
 
 
-class Reconfigurable(Protocol):
-    """What a reconfiguration needs of the controller."""
+async def reconfigure(controller: Controller, config: Config, everywhere: Everywhere) -> None:
+    """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it.
 
-    config: Config
-    devices: list[ControlledDevice]
-
-    @property
-    def device_changes(self) -> asyncio.Lock:
-        """Held while a tenant changes its device. Taken before all others."""
-
-    @property
-    def granules_change(self) -> asyncio.Lock:
-        """Held while granules change hands. Taken after all others."""
-
-    async def leaving(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
-        """As `Controller.leaving`."""
-
-    def models_change(self, tenant: str) -> asyncio.Lock:
-        """Held while a tenant's models change. Raises NotFound if there is no such tenant."""
-
-    def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> AbstractContextManager[MoveRecord]:
-        """Record what the block does as a move."""
-
-    async def move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
-        """Carry out a move on each of these devices, on all or none."""
-
-    def use(self, config: Config, plan: TenantPlan, arrivals: Mapping[str, Arrival]) -> Mapping[str, ManagedFrontend]:
-        """Decide by this configuration from now on, and for these tenants. Returns the HTTP sides of those that have gone."""
+    One at a time. Raises Conflict, DoesNotFit or another error with the reasons if not all of it can be; then nothing has
+    changed.
+    """
+    controller.reconfiguring, before = True, controller.repartitions
+    try:
+        await Reconfiguration(controller, config, everywhere).run()
+        if controller.repartitions != before:
+            async with controller.granules_change:
+                await together(controller.look_held(device) for device in controller.devices)
+    finally:
+        controller.reconfiguring = False
 
 
 class Reconfiguration:
     """One change of the configuration. Belongs to the controller's event loop; one at a time."""
 
-    def __init__(self, controller: Reconfigurable, host: TenantHost | None, config: Config, everywhere: Everywhere) -> None:
+    def __init__(self, controller: Controller, config: Config, everywhere: Everywhere) -> None:
         self._controller = controller
-        self._host = host
+        self._host = controller.tenant_host
         self._before = controller.config
         self._config = config
         self._everywhere = everywhere
         self._options = loaded_again(self._before, config)
-        self._lists = changed(self._before, config) | concerned(self._before, config, self._options)
+        self._lists = concerned(self._before, config, self._options)
         self._models = ModelChange((), {})
 
     async def run(self) -> None:
@@ -194,3 +178,73 @@ class Reconfiguration:
         await self._controller.leaving(device, runtime)
         await self._host.end(name)
         log.info("tenant %s has gone", name)
+
+
+Lists = Mapping[str, Sequence[str]]
+"""The models that a tenant may call, as the configuration's `models`, by tenant."""
+
+
+def concerned(old: Config, new: Config, options: Mapping[str, ModelOptions]) -> dict[str, Sequence[str]]:
+    """The lists of tenants that stay, where they changed or the tenant may call one of these models, before or after."""
+    return {
+        name: tenant.models
+        for name, tenant in new.tenants.items()
+        if (before := old.tenants.get(name))
+        and (before.models != tenant.models or any(before.may_call(each) or tenant.may_call(each) for each in options))
+    }
+
+
+class ModelChange:
+    """One change to these lists, and of the options of models that are to be loaded again: `prepare`, then `use` or `discard`.
+
+    `lists` has all tenants that may call one of these, and nothing else changes their models meanwhile. Device sides that only
+    have tenants that are `gone` are not asked.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[ControlledDevice],
+        lists: Lists,
+        options: Mapping[str, ModelOptions] = MappingProxyType({}),
+        gone: Collection[str] = (),
+    ) -> None:
+        self._options = options
+        self._parts: list[tuple[str, DeviceRuntime, Lists]] = []
+        for device in devices:
+            for runtime in device.distinct():
+                own = device.of(runtime, lists)
+                others = any(each is runtime and name not in gone for name, each in device.runtimes.items())
+                if own or (options and (others or runtime is device.process)):
+                    self._parts.append((device.name, runtime, own))
+
+    async def prepare(self) -> None:
+        """Have every device load what is added, and what is to be loaded again; nothing of it is served yet.
+
+        Raises Conflict with everything that cannot be loaded; nothing is left of it then.
+        """
+        try:
+            found = await asyncio.gather(*(self._prepare(*part) for part in self._parts))
+        except BaseException:
+            await asyncio.shield(self.discard())
+            raise
+        if problems := dict.fromkeys(problem for each in found for problem in each):
+            await self.discard()
+            lines, what = "\n".join(problems), "added or changed" if self._options else "added"
+            raise Conflict(f"nothing has changed, as not every model that is {what} can be loaded:\n{lines}")
+
+    async def _prepare(self, device: str, runtime: DeviceRuntime, own: Lists) -> list[str]:
+        try:
+            return await runtime.models.prepare(own, self._options)
+        except RequestError as error:  # Such as one whose process has ended.
+            return [f"tenants.{name}.models: {error}" for name in own] or [f"device {device}: {error}"]
+
+    async def use(self) -> None:
+        """Serve what was added, and take the rest away; returns when no request for that is left."""
+        await asyncio.gather(*(runtime.models.use(own, self._options) for _, runtime, own in self._parts))
+
+    async def discard(self) -> None:
+        """Free what was prepared, on every device."""
+        found = await asyncio.gather(*(runtime.models.discard() for _, runtime, _ in self._parts), return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                log.error("models that were not added are not all freed: %s", error)

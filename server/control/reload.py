@@ -18,7 +18,7 @@ log = logging.getLogger("greenlane.control")
 ReadConfig = Callable[[], Config]
 """Reads the configuration's file, as the server was started with it. Blocks. Raises ConfigError."""
 Reconfigure = Callable[[Config], Awaitable[None]]
-"""Has every process use this configuration, and those that start later; returns when all of them do."""
+"""Uses this configuration, as `reconfiguration.reconfigure` does."""
 _SERVING = ("serving", "incomplete")
 _PATIENCE = 60.0
 """Seconds after which a file that is not read, as on a disk in the network that hangs, is given up."""
@@ -72,7 +72,7 @@ class Reloader:
             if fixed := [change for change in changes if not change.live]:
                 lines = "\n".join(f"{each} needs a restart{each.why and f', as {each.why}'}" for each in fixed)
                 raise Conflict(f"nothing has changed, as not all of it can while the server runs:\n{lines}")
-            await self._controller.reconfigure(new, self._reconfigure)
+            await self._reconfigure(new)
         log.info("reloaded %s: %s", new.source, "; ".join(map(str, changes)) or "nothing has changed")
         return changes
 

@@ -13,6 +13,7 @@ from ..api.framework import audited
 from ..config.schema import Config
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
+from ..control.reconfiguration import reconfigure
 from ..control.reload import ReadConfig, Reloader
 from ..link.activity import open_pages
 from ..observing.observers import Observers
@@ -24,12 +25,11 @@ from .device_side.device_process import DeviceArguments
 from .device_side.runtime_server import Opener
 from .remote.remote_frontend import RemoteFrontend, open_remote
 from .remote.remote_runtime import RemoteRuntime
-from .supervision import process_counts
-from .supervision.device_homes import DeviceHomes
+from .supervision import affinity
 from .supervision.mps_group import MpsGroup, memory_limit
 from .supervision.supervised import HostedRuntime, SupervisedDevice
 from .supervision.supervisor import Supervisor
-from .supervision.tenant_processes import TenantProcesses
+from .supervision.tenant_processes import DeviceHomes, TenantProcesses
 from .supervision.transfer import TenantSides, TenantTransfers
 from .tenant_process import TenantArguments
 
@@ -57,7 +57,7 @@ class Composition:
         frontends = _open_frontends(config, hosted)
         self._tenants: dict[str, TenantSides] = {}
         transfers = TenantTransfers(self._tenants, self._find_home, self._leave_home, config)
-        self.counts = process_counts.count(config, hosted, cores)
+        self.counts = affinity.count(config, hosted, cores)
         self.controller = Controller(config, frontends, self._set_state, transfers.transfer)
         self._observers = Observers(self.controller)
         self.controller.on_progress = partial(self._set_state, "starting")
@@ -65,7 +65,7 @@ class Composition:
         self._groups = groups
         self.devices, in_tenants = self._add_devices(config, opener, hosted, frontends)
         self._connect(in_tenants)
-        self.reloader = Reloader(self.controller, read, self._reconfigure)
+        self.reloader = Reloader(self.controller, read, partial(reconfigure, self.controller, everywhere=self._reconfigure))
         self.supervisor = Supervisor(
             config,
             frontends,

@@ -26,8 +26,7 @@ from .device_side.identify import identify
 from .device_side.runtime_server import Opener
 from .supervision import listen
 from .supervision.affinity import TOO_FEW_CORES, conflicts, share_cores
-from .supervision.mps_choice import open_groups
-from .supervision.mps_group import MpsGroup
+from .supervision.mps_group import MpsGroup, open_groups
 from .supervision.supervised import SupervisedDevice
 from .supervision.supervisor import Supervisor
 

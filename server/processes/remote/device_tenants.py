@@ -1,12 +1,21 @@
 """The tenants of one device process as the supervisor has them, whose HTTP sides the process calls."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Protocol, TypeVar
 
 from ...link.messages import ModelKey
 from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import HttpSide
 from .remote_frontend import Publication, RemoteFrontend
+
+
+class _OfTenant(Protocol):
+    @property
+    def tenant(self) -> str: ...
+
+
+_Row = TypeVar("_Row", bound=_OfTenant)
 
 
 class Coming(HttpSide):
@@ -68,6 +77,12 @@ class DeviceTenants:
     def __contains__(self, tenant: str) -> bool:
         """Whether the process has this tenant, or makes it ready."""
         return tenant in self.frontends or tenant in self._leaving or tenant in self._coming
+
+    def own(self, rows: Iterable[_Row]) -> list[_Row]:
+        """Those of a report. What a process says of tenants that it never had is left out: on cores it is one tenant's own, and
+        could write on another tenant's bill.
+        """
+        return [row for row in rows if row.tenant in self.had]
 
     def http_side(self, tenant: str) -> HttpSide:
         """What the process calls of this tenant; nothing is done for one that it does not have any more."""

@@ -14,9 +14,9 @@ from ..channels.calls import proxy, send
 from ..channels.descriptors import MOST
 from ..channels.device_protocols import ToDeviceProcess
 from ..channels.rpc import Channel
-from .device_calls import DeviceCalls
 from .device_tenants import DeviceTenants
 from .kept_state import Changes, KeptState
+from .remote_device import DeviceCalls
 from .remote_frontend import RemoteFrontend
 
 log = logging.getLogger("greenlane.processes")

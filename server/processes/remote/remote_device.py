@@ -1,9 +1,14 @@
-"""Moves, placements and models of tenants whose device side is in another process; see `server.control.device_runtime`."""
+"""Moves, placements and models of tenants whose device side is in another process; see `server.control.device_runtime`.
 
+Reports are the last ones that are known if the process does not answer in time.
+"""
+
+import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
+from typing import Any
 
 from engines import EngineError
 from partitions import PartitionError
@@ -16,14 +21,62 @@ from ...control.fence import Fence
 from ...control.stretch import Wide
 from ...errors import Conflict, RequestError, Unavailable
 from ..channels.calls import proxy
+from ..channels.descriptors import DescriptorSender
 from ..channels.device_protocols import Change
 from ..channels.rpc import Channel
-from .device_calls import DeviceCalls
-from .device_reports import DeviceReports
+from .device_tenants import DeviceTenants
 from .http_processes import in_time
 from .kept_state import KeptState
 
 log = logging.getLogger("greenlane.processes")
+
+
+class DeviceCalls:
+    """Belongs to the supervisor's event loop. `connect` gives it each new process."""
+
+    def __init__(self, label: str, tenants: DeviceTenants) -> None:
+        self.label = label
+        self.channel: Channel | None = None
+        self.sender: DescriptorSender | None = None
+        """None while the process has no worker that could change links."""
+        self.connected = asyncio.Event()
+        self.tenants = tenants
+
+    def connect(self, channel: Channel) -> None:
+        """Call this process from now on."""
+        self.channel = channel
+        self.connected.set()
+
+    def disconnect(self) -> None:
+        """The process has ended."""
+        self.channel = self.sender = None
+        self.connected.clear()
+
+    def gone(self, what: str = "") -> Unavailable:
+        """The error for what a process that has ended cannot do any more."""
+        return Unavailable(f"{self.label} has ended{what} and is being started again")
+
+    def notify(self, method: str, arguments: Sequence[Any]) -> None:
+        """Send the process this notification; without a process nothing is sent."""
+        if self.channel:
+            self.channel.notify(method, arguments)
+
+    async def call(self, method: str, arguments: Sequence[Any], result: Any) -> Any:
+        """The answer. Raises Unavailable if there is no process, it does not serve yet, or it ends before it answers."""
+        channel = self.channel
+        if channel and not self.tenants.away:
+            try:
+                return await channel.call(method, arguments, result)
+            except Unavailable:
+                if not channel.closed.is_set():
+                    raise
+        raise self.gone()
+
+    def restart(self, why: str) -> None:
+        """End the process, if there is one: the next one starts with the tenants of now."""
+        if self.channel and not self.channel.closed.is_set():
+            log.error("%s is started again: %s", self.label, why)
+            self.channel.close()
 
 
 class RemoteMoves:
@@ -80,10 +133,11 @@ class RemoteMoves:
 class RemotePlacements:
     """Belongs to the supervisor's event loop. What is planned is kept for a process that replaces this one."""
 
-    def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
+    def __init__(self, calls: DeviceCalls, kept: KeptState) -> None:
+        self._calls = calls
         self._process = proxy(Placements, calls)
         self._kept = kept
-        self._reports = reports
+        self._states: dict[str, Beside] = {}
 
     async def narrow(self, tenants: Collection[str]) -> None:
         self._kept.on_narrowed(tenants)
@@ -102,17 +156,24 @@ class RemotePlacements:
         await in_time(self._process.moved(figures))
 
     async def states(self) -> dict[str, Beside]:
-        return await self._reports.beside()
+        if (found := await in_time(self._process.states())) is not None:
+            self._states = {name: each for name, each in found.items() if name in self._calls.tenants.had}
+        return self._states
+
+    def forget_ready(self) -> None:
+        """The process has ended: a move is no switch before the next one has made what is ready for one."""
+        self._states = {name: each._replace(ready=[]) for name, each in self._states.items()}
 
 
 class RemoteModels:
     """Belongs to the supervisor's event loop. What was changed on request is kept for a process that replaces this one."""
 
-    def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
+    def __init__(self, calls: DeviceCalls, kept: KeptState) -> None:
         self._calls = calls
         self._process = proxy(Models, calls)
         self._kept = kept
-        self._reports = reports
+        self._executions: list[Execution] = []
+        self._memory: list[TenantMemory] = []
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         await self._process.load(tenant, name, override)
@@ -149,7 +210,11 @@ class RemoteModels:
             await self._process.discard()
 
     async def executions(self) -> list[Execution]:
-        return await self._reports.executions()
+        if (found := await in_time(self._process.executions())) is not None:
+            self._executions = self._calls.tenants.own(found)
+        return self._executions
 
     async def memory(self) -> list[TenantMemory]:
-        return await self._reports.memory()
+        if (found := await in_time(self._process.memory())) is not None:
+            self._memory = self._calls.tenants.own(found)
+        return self._memory

@@ -16,7 +16,7 @@ from partitions.plan import Granules
 from partitions.probe import Placement
 from partitions.strain import Strain, Strained
 
-from ...accounts.usage import Report
+from ...accounts.usage import Report, TenantUsages
 from ...control.descriptions import AS_CONFIGURED, DeviceInfo, Loading
 from ...control.device_runtime import Models, Placements
 from ...errors import RequestError, Unavailable
@@ -26,12 +26,11 @@ from ..channels.calls import proxy, send, serve
 from ..channels.descriptors import DescriptorSender
 from ..channels.device_protocols import FromRuntime, ToDeviceProcess, ToRuntime
 from ..channels.rpc import Channel, Handlers
-from .device_calls import DeviceCalls
-from .device_reports import DeviceReports
 from .device_tenants import DeviceTenants
 from .handover import TenantHandover
+from .http_processes import in_time
 from .kept_state import KeptState
-from .remote_device import RemoteModels, RemoteMoves, RemotePlacements
+from .remote_device import DeviceCalls, RemoteModels, RemoteMoves, RemotePlacements
 from .remote_frontend import RemoteFrontend
 
 log = logging.getLogger("greenlane.processes")
@@ -57,10 +56,9 @@ class RemoteRuntime:
         self.kept = KeptState()
         self.tenants = DeviceTenants(frontends, self.kept.lists.allows)
         self._calls = DeviceCalls(label, self.tenants)
-        self._reports = DeviceReports(self._calls, self.tenants.had, self.kept.names)
         self.moves = RemoteMoves(self._calls, self.kept)
-        self.placements = RemotePlacements(self._calls, self.kept, self._reports)
-        self.models = RemoteModels(self._calls, self.kept, self._reports)
+        self.placements = RemotePlacements(self._calls, self.kept)
+        self.models = RemoteModels(self._calls, self.kept)
         self.handover = TenantHandover(self._calls, self.tenants, self.kept)
         self.end: Callable[[str], None] = lambda _: None
         """Called with the reason for which the process asks to be ended."""
@@ -132,7 +130,7 @@ class RemoteRuntime:
     def disconnect(self, reason: str) -> None:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
         self._calls.disconnect()
-        self._reports.forget_ready()
+        self.placements.forget_ready()
         self._ended = monotonic()
         if self._resuming:
             self._resuming.cancel()
@@ -160,7 +158,15 @@ class RemoteRuntime:
             await self._process.loaded()
 
     async def usage(self) -> Report | None:
-        return await self._reports.usage()
+        """None if the process does not answer: what was used is not reported twice."""
+        found = await in_time(self._process.usage())
+        return found and found._replace(tenants=[self._known(each) for each in self.tenants.own(found.tenants)])
+
+    def _known(self, counted: TenantUsages) -> TenantUsages:
+        """Without what is of too many names."""
+        tenant, keep = counted.tenant, self.kept.names.keep
+        usages = [each for each in counted.usages if all(keep(tenant, name) for name in (each.model, *each.borrowed))]
+        return TenantUsages(tenant, usages)
 
     async def probe(self, seconds: float) -> dict[str, Placement]:
         return await self._process.probe(seconds)

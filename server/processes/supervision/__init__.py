@@ -1,5 +1,5 @@
 """Starts and replaces all other processes: the supervisor, and what it keeps of each of them (`supervised*`).
 
-`tenant_processes` and `transfer` carry out what concerns several processes of a tenant; `affinity` and `process_counts` say
-where they run, and how many.
+`tenant_processes` and `transfer` carry out what concerns several processes of a tenant; `affinity` says where they
+run, and how many.
 """

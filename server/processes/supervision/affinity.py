@@ -1,18 +1,20 @@
-"""Which of the host's cores HTTP runs on, where devices set none aside for their tenants. Pure arithmetic.
+"""Where HTTP runs, and how many processes of it each tenant has, where devices set no cores aside for it. Pure arithmetic.
 
 A thread that hands work to a GPU waits for every other thread that runs on its core. So HTTP processes stay off the cores of
 the device processes, and each tenant's off the other tenants'. Cores are given out from the lowest number on: to the device
 processes, to the tenants, to the dispatcher and the HTTP processes without a tenant; the rest stays free.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from partitions.plan import ranges
 
-from ...config.tables import dotted
+from ...config.schema import Config
+from ...config.tables import ConfigError, dotted
+from ...config.tenant import TenantConfig
 
 MAX_CORES = 2
 """Cores for one HTTP process: one Python thread, and the kernel's work on its behalf."""
@@ -95,3 +97,48 @@ def conflicts(configured: Mapping[str, Sequence[int] | None], partitions: Mappin
 def _cores(numbers: Iterable[int]) -> str:
     numbers = frozenset(numbers)
     return f"core{'s' * (len(numbers) != 1)} {ranges(numbers)}"
+
+
+MOST_AUTO = 4
+"""HTTP processes of a tenant with "auto", at most."""
+_HTTP_FRACTION = 2
+"""One core in so many is for HTTP, as `share_cores` has it."""
+
+
+def count(config: Config, hosted: Collection[str], cores: int) -> dict[str, int]:
+    """The number of every tenant's HTTP processes, on a host with so many cores for this server.
+
+    `hosted` are the devices that are cores of this host. Raises ConfigError if a tenant there is to have several.
+    """
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    for device in config.named_devices:
+        tenants = [config.tenants[name] for name in config.tenants_on(device)]
+        total = sum(map(_share, tenants))
+        for tenant in tenants:
+            asked = tenant.http_processes
+            if device in hosted:
+                key = dotted(("tenants", tenant.name, "http_processes"))
+                problems += [f"{config.source}: {key}: {why}"] if (why := too_many(tenant)) else []
+                counts[tenant.name] = 1
+            elif asked == "auto":
+                pairs = cores // _HTTP_FRACTION // MAX_CORES
+                counts[tenant.name] = min(MOST_AUTO, max(1, pairs * _share(tenant) // total))
+            else:
+                counts[tenant.name] = asked
+    if problems:
+        raise ConfigError(problems)
+    return counts
+
+
+def too_many(tenant: TenantConfig) -> str:
+    """Why a tenant on cores of the host cannot have the processes that it is to have; "" where it can."""
+    if tenant.http_processes in (1, "auto"):
+        return ""
+    why = "on a CPU a tenant's models are in its one process, beside its HTTP"
+    return f"{tenant.http_processes}, but {why}; leave it out, or give the tenant more cores"
+
+
+def _share(tenant: TenantConfig) -> int:
+    """The tenant's share, in a unit that is the same for the tenants of one device unless their files mix units."""
+    return tenant.granules or tenant.sms or tenant.cores or 1

@@ -7,7 +7,7 @@ as one is that moves there from another device.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,19 +15,75 @@ from partitions.plan import Granules
 
 from ...config.schema import Config
 from ...config.tables import ConfigError
+from ...config.tenant import TenantConfig
 from ...control.tenant_host import Arrival
 from ...errors import Conflict, Unavailable
 from ...tenants.frontend import State
 from ..remote.remote_frontend import RemoteFrontend, open_remote
 from ..remote.remote_runtime import RemoteRuntime
-from . import listen, process_counts
-from .device_homes import DeviceHomes
+from . import listen
+from .affinity import count
 from .listen import CannotListen
-from .supervised import HostedRuntime
+from .supervised import HostedRuntime, SupervisedDevice
+from .supervised_devices import SupervisedDevices
 from .supervised_http import SupervisedHttp
 from .transfer import TenantSides
 
 log = logging.getLogger("greenlane.processes")
+
+Make = Callable[[str, TenantConfig], SupervisedDevice]
+"""Makes the process of a device for a tenant that comes, without tenants yet; it is not started."""
+
+
+class DeviceHomes:
+    """Which device process serves a tenant that comes. Belongs to the supervisor's event loop.
+
+    `shared` are the runtimes of devices whose tenants share a process, by device. `apart` are the device processes that have
+    one tenant each, and `make` makes another one.
+    """
+
+    def __init__(
+        self, devices: SupervisedDevices, shared: Mapping[str, RemoteRuntime], apart: Collection[SupervisedDevice], make: Make
+    ) -> None:
+        self.devices = devices
+        self._shared = shared
+        self._apart = {each.runtime: each for each in apart}
+        self._make = make
+
+    def has(self, runtime: RemoteRuntime) -> bool:
+        """Whether this is a device process's, and not that of a tenant's own process on cores of the host."""
+        return runtime in self._apart or runtime in self._shared.values()
+
+    async def find(self, device: str, tenant: TenantConfig) -> RemoteRuntime:
+        """The runtime for a tenant that comes to this device. Starts a process where tenants have their own.
+
+        `leave` it when the tenant has gone, or has not come after all. Raises OSError, EOFError, or as `RemoteRuntime.open`.
+        """
+        if device in self._shared:
+            return self._shared[device]
+        each = self._make(device, tenant)
+        self._apart[each.runtime] = each
+        try:
+            await self.devices.begin(each)
+            await each.runtime.open()
+            self._share_cores(each)
+            await each.runtime.start({})
+        except BaseException:
+            await self.leave(each.runtime)
+            raise
+        return each.runtime
+
+    async def leave(self, runtime: RemoteRuntime) -> None:
+        """A tenant has left this runtime: end its process if that was the tenant's own."""
+        if each := self._apart.pop(runtime, None):
+            await self.devices.end(each)
+
+    def _share_cores(self, each: SupervisedDevice) -> None:
+        """Restrict a process that comes to the cores of the others of its device."""
+        beside = [one.runtime.kept.affinity for one in self._apart.values() if one.device == each.device]
+        if known := [affinity for affinity in beside if affinity]:
+            all_cores, builds = (frozenset[int]().union(*cores) for cores in zip(*known, strict=True))
+            each.runtime.set_affinity(all_cores, builds, starting=builds)
 
 
 @dataclass(slots=True)
@@ -72,7 +128,7 @@ class TenantProcesses:
     async def prepare(self, config: Config, name: str, device: str, granules: Granules) -> Arrival:
         """As `TenantHost.prepare`."""
         try:
-            count = process_counts.count(config, self._hosted, self._cores)[name]
+            processes = count(config, self._hosted, self._cores)[name]
             frontend = open_remote(config.tenants[name], linked=device not in self._hosted)
         except ConfigError as error:
             raise Conflict(str(error)) from error
@@ -82,7 +138,9 @@ class TenantProcesses:
         try:
             if (port := config.tenants[name].port) is not None:
                 coming.listeners = listen.bind_for(config.server.host, name, port)
-            arrival = await (self._start_hosted(name, coming) if device in self._hosted else self._adopt(name, coming, count))
+            arrival = await (
+                self._start_hosted(name, coming) if device in self._hosted else self._adopt(name, coming, processes)
+            )
             if problems := await frontend.problems():
                 raise Conflict("; ".join(f"failed to load {each.name!r}: {each.reason}" for each in problems))
             return arrival
@@ -129,7 +187,7 @@ class TenantProcesses:
     async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
         """End a tenant's processes, have its device process free it if there is one, and free its memory."""
         await self._http.end(name)
-        self._homes.close_page(name)
+        self._homes.devices.close_page(name)
         if runtime:
             await runtime.handover.release(name)
             await self._homes.leave(runtime)
@@ -146,11 +204,11 @@ class TenantProcesses:
         await side.loaded()
         return Arrival(coming.frontend, side, cores)
 
-    async def _adopt(self, name: str, coming: _Coming, count: int) -> Arrival:
+    async def _adopt(self, name: str, coming: _Coming, processes: int) -> Arrival:
         """Have the process of its device make the tenant ready, and start its HTTP process."""
-        self._homes.open_page(name, count)
+        self._homes.devices.open_page(name, processes)
         runtime = coming.runtime = await self._homes.find(coming.device, coming.config.tenants[name])
         config, frontend = coming.config.tenants[name], coming.frontend
         await runtime.handover.adopt(name, frontend.descriptors, coming.granules, {}, 0, config=config, http_side=frontend)
-        await self._http.begin(coming.config, name, frontend, coming.listeners, count=count)
+        await self._http.begin(coming.config, name, frontend, coming.listeners, count=processes)
         return Arrival(frontend, runtime, {name: None})

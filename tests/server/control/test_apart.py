@@ -17,6 +17,7 @@ from server.config.schema import Config
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Paused
+from server.control.reconfiguration import reconfigure
 from server.errors import Conflict
 
 from .test_several_devices import Reporting, two_devices
@@ -184,7 +185,7 @@ async def test_a_reload_that_changes_shares_holds_each_tenant_once() -> None:
     async def everywhere(config: Config) -> None:
         reloaded.append(config)
 
-    await site.controller.reconfigure(site.config({"a": 1, "b": 3}), everywhere)
+    await reconfigure(site.controller, site.config({"a": 1, "b": 3}), everywhere)
     assert [len(each.granules) for each in site.processes.values()] == [1, 3, 2]
     assert (len(reloaded), site.held) == (1, {"a": 0.002, "b": 0.002, "c": BRIEFLY})
 

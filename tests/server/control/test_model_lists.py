@@ -8,6 +8,7 @@ import pytest
 from server.config.changes import with_tables
 from server.config.schema import Config
 from server.config.tenant import TenantConfig
+from server.control.reconfiguration import reconfigure
 from server.errors import Conflict, Unavailable
 
 from .test_several_devices import FakeRuntime, controller_of, two_devices
@@ -57,7 +58,7 @@ class Site:
     async def use(self, lists: Mapping[str, Sequence[str]]) -> None:
         config = self.controller.config
         tenants = {name: each.with_models(lists.get(name, each.models)) for name, each in config.tenants.items()}
-        await self.controller.reconfigure(with_tables(config, config.server, tenants), self._everywhere)
+        await reconfigure(self.controller, with_tables(config, config.server, tenants), self._everywhere)
 
     async def _everywhere(self, _: Config) -> None:
         self.steps.append("everywhere")
@@ -108,5 +109,5 @@ async def test_a_change_that_processes_cannot_be_sent_is_discarded() -> None:
     config = site.controller.config
     tenants = {**config.tenants, "globex": config.tenants["globex"].with_models(["b"])}
     with pytest.raises(OSError, match="no descriptors"):
-        await site.controller.reconfigure(with_tables(config, config.server, tenants), fails)
+        await reconfigure(site.controller, with_tables(config, config.server, tenants), fails)
     assert site.steps == ["prepare globex 1", "discard 1"]

@@ -14,6 +14,7 @@ from server.config.changes import with_options, with_tables
 from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
+from server.control.reconfiguration import reconfigure
 from server.control.tenant_host import Arrival
 from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavailable
 from tests.fakes import PATIENCE
@@ -132,7 +133,7 @@ class Site:
 
     async def use(self, *tenants: TenantConfig) -> None:
         config = self.controller.config
-        await self.controller.reconfigure(with_tables(config, config.server, {each.name: each for each in tenants}), self._all)
+        await reconfigure(self.controller, with_tables(config, config.server, {each.name: each for each in tenants}), self._all)
 
     async def _all(self, config: Config) -> None:
         self.steps.append(f"everywhere {'+'.join(config.tenants)}")
@@ -340,7 +341,7 @@ class Moving(SeveralDevices):
         """The steps before and after the end of the move."""
         moving = asyncio.ensure_future(self.controller.transfer("acme", "1"))
         await self.begun.wait()
-        reloading = asyncio.ensure_future(self.controller.reconfigure(config, self._everywhere))
+        reloading = asyncio.ensure_future(reconfigure(self.controller, config, self._everywhere))
         for _ in range(10):
             await asyncio.sleep(0)
         self.steps.append("the move ends")
@@ -462,7 +463,7 @@ async def loading_site() -> tuple[Site, Loading]:
 async def test_a_repartition_of_another_tenant_does_not_wait_for_loads_of_a_reload() -> None:
     site, models = await loading_site()
     config = with_options(site.controller.config, {"acme's": ModelOptions(max_batch=2)})
-    reloading = asyncio.ensure_future(site.controller.reconfigure(config, site._all))
+    reloading = asyncio.ensure_future(reconfigure(site.controller, config, site._all))
     await models.begun.wait()
     async with asyncio.timeout(PATIENCE):
         await site.controller.repartition({"globex": 2})
@@ -477,7 +478,7 @@ async def test_a_reload_that_loads_models_and_changes_shares_counts_again_what_t
     config = with_options(site.controller.config, {"acme's": ModelOptions(max_batch=2)})
     resized = config.tenants["acme"].model_copy(update={"granules": 3})
     config = with_tables(config, config.server, {**config.tenants, "acme": resized})
-    reloading = asyncio.ensure_future(site.controller.reconfigure(config, site._all))
+    reloading = asyncio.ensure_future(reconfigure(site.controller, config, site._all))
     await models.begun.wait()
     async with asyncio.timeout(PATIENCE):
         await site.controller.repartition({"globex": 2})
@@ -487,7 +488,7 @@ async def test_a_reload_that_loads_models_and_changes_shares_counts_again_what_t
     assert site.held == {"acme": (0, 1), "globex": (2, 3)}
     assert site.steps[-1] == "discard models 0"
     await site.controller.repartition({"globex": 1})
-    await site.controller.reconfigure(config, site._all)
+    await reconfigure(site.controller, config, site._all)
     assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
 
 
@@ -513,7 +514,7 @@ async def test_a_move_that_waits_for_loads_lets_a_repartition_go_on() -> None:
     for of_reload, to in (True, "1"), (False, "0"):
         for runtime in site.runtimes.values():
             runtime.models = Loading(runtime)
-        load = site.controller.reconfigure(config, site._everywhere) if of_reload else site.controller.load("acme", "m")
+        load = reconfigure(site.controller, config, site._everywhere) if of_reload else site.controller.load("acme", "m")
         loading = asyncio.ensure_future(load)
         await site.runtimes["1"].models.begun.wait()
         moving = asyncio.ensure_future(site.controller.transfer("acme", to))

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,13 @@ class Controller:
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    async def reconfigure(self, config: Config, everywhere: Callable[[Config], Awaitable[None]]) -> None:
+    async def reconfigure(self, config: Config) -> None:
         self.config = config
 
 
 def reloader(path: Path, read: Callable[[], Config], patience: float = PATIENCE) -> Reloader:
-    async def everywhere(_: Config) -> None:
-        pass
-
     controller: Any = Controller(load(path))
-    return Reloader(controller, read, everywhere, patience)
+    return Reloader(controller, read, controller.reconfigure, patience)
 
 
 def write(path: Path, more: str = "") -> None:
@@ -86,11 +83,8 @@ async def test_the_event_loop_runs_while_a_file_of_thousands_of_tenants_is_read_
             await asyncio.sleep(0)
             turns += 1
 
-    async def everywhere(_: Config) -> None:
-        pass
-
     watching = asyncio.create_task(watch())
-    changes = await Reloader(controller, lambda: load(path), everywhere).reload()
+    changes = await Reloader(controller, lambda: load(path), controller.reconfigure).reload()
     reading = False
     await watching
     assert len(changes) == 3000 + 1, "all tenants, and a lone one is the default, which none of them is"

@@ -10,6 +10,7 @@ import pytest
 from server.config.changes import with_options, with_tables
 from server.config.schema import Config, ModelOptions
 from server.control.descriptions import CRASHED, AtStart
+from server.control.reconfiguration import reconfigure
 from server.errors import Conflict, NotFound, Unavailable
 from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 from server.tenants.service import Tenant
@@ -49,7 +50,7 @@ async def use(site: Site, check: Callable[[], Awaitable[None]] | None = None, **
             await check()
         site.service.reconfigure(config)
 
-    await site.controller.reconfigure(with_lists(site.controller.config, lists), everywhere)
+    await reconfigure(site.controller, with_lists(site.controller.config, lists), everywhere)
 
 
 async def set_options(site: Site, check: Callable[[], Awaitable[None]] | None = None, **options: ModelOptions) -> None:
@@ -60,7 +61,7 @@ async def set_options(site: Site, check: Callable[[], Awaitable[None]] | None = 
             await check()
 
     config = site.controller.config
-    await site.controller.reconfigure(with_options(config, {**config.models.options, **options}), everywhere)
+    await reconfigure(site.controller, with_options(config, {**config.models.options, **options}), everywhere)
 
 
 OTHER = ModelOptions(warm_up="opt")
@@ -266,7 +267,7 @@ async def test_lists_and_options_change_in_one_reload(site: Site) -> None:
         return None
 
     keys = {each.name: each.key for each in site.tenant("acme").catalog.served()}
-    await site.controller.reconfigure(with_options(config, {"a": OTHER}), everywhere)
+    await reconfigure(site.controller, with_options(config, {"a": OTHER}), everywhere)
     assert names(site.tenant("globex")) == ["a", "c"]
     now = {each.name: each.key for each in site.tenant("acme").catalog.served()}
     assert {name for name in now if now[name] != keys[name]} == {"a"}

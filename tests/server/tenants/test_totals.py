@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.link.messages import Done
+from server.processes.remote.http_processes import added, ended, total
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics
-from server.tenants.totals import added, ended, total
 
 IDLE, NO_SLOTS = LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0)
 

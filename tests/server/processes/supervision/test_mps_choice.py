@@ -15,8 +15,7 @@ from partitions.mps import COMMAND
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
-from server.processes.supervision.mps_choice import Identify, open_groups
-from server.processes.supervision.mps_group import MpsGroup
+from server.processes.supervision.mps_group import Identify, MpsGroup, open_groups
 from tests.end_to_end.wire import until
 from tests.simulation.mps import FakeMps
 

@@ -8,7 +8,7 @@ import pytest
 from server.config.schema import Config, ModelsConfig
 from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
-from server.processes.supervision.process_counts import count
+from server.processes.supervision.affinity import count
 
 
 def config(**tenants: dict[str, Any]) -> Config:
