@@ -5,7 +5,7 @@ from functools import cache
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Document, describe
 from ..api.openapi import router as router_of
-from . import advice, autopilot, memory, metrics, models, partitions, reload, schemas, status, usage
+from . import autopilot, memory, metrics, models, partitions, reload, schemas, status, usage
 
 JSON, PAGE = "/admin/openapi.json", "/admin/docs"
 
@@ -23,7 +23,7 @@ _TAGS = [
 ROUTERS = (
     partitions.router,
     memory.router,
-    advice.router,
+    autopilot.advice_router,
     autopilot.router,
     models.router,
     reload.router,

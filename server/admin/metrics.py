@@ -6,7 +6,7 @@ counter's name. So they are of its unknown type here, and counters in the text (
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from operator import index
@@ -16,20 +16,26 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from partitions.health import Health, cores_of, host_memory
+
+from .. import __version__
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Responses, errors, operation_id
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
+from ..control.fence import FencedTenant
+from ..control.stretch import WidePartition
 from ..http.compression import choose, compress
+from ..observing.health import HealthMonitor
 from ..observing.observers import Observers
 from ..observing.overview import Details, details
+from ..scheduling.limits import LIMITS
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
-from . import exposition, health_metrics, tenant_metrics, usage
+from . import exposition, memory, usage
 from .dependencies import ControllerDep, ObserversDep
 from .exposition import Rows, counter, gauge, tritons_counter
-from .memory import families
 
 router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
 
@@ -133,17 +139,17 @@ class ServerCollector(Collector):
         yield from self._models()
         yield self._readiness()
         yield from self._requests()
-        yield tenant_metrics.targets(self._reports)
+        yield targets(self._reports)
         yield from self._granules()
         yield from usage.families(self._controller, self._observers.accountant)
-        yield from families(self._now.memory)
-        yield from tenant_metrics.wide(self._reports, self._now.wide)
-        yield from tenant_metrics.fences(self._now.fences)
-        yield tenant_metrics.limits(self._reports)
+        yield from memory.families(self._now.memory)
+        yield from wide(self._reports, self._now.wide)
+        yield from fences(self._now.fences)
+        yield limits(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
-        yield tenant_metrics.versions(weights, self._reports)
-        yield from health_metrics.families(self._controller, self._observers.health)
-        yield from health_metrics.processes(self._controller)
+        yield versions(weights, self._reports)
+        yield from health(self._controller, self._observers.health)
+        yield from processes(self._controller)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]
@@ -290,3 +296,181 @@ def _failures(served: list[tuple[list[str], ModelReport]]) -> Metric:
     reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
     rows = (([*labels, why], item.statistics.failures.get(why, 0)) for labels, item in served for why in reasons)
     return tritons_counter("nv_inference_request_failure", "Requests refused or failed", [*_LABELS, "reason"], rows)
+
+
+Reports = Sequence[tuple[TenantConfig, Report]]
+Weights = Mapping[str, Mapping[str, float]]
+"""Of versions, by model; see `Config.version_weights`."""
+
+
+def wide(reports: Reports, states: Mapping[str, WidePartition]) -> Iterator[Metric]:
+    """Of tenants that lend and borrow, where there are any. `states` are their wide partitions, by tenant."""
+    lenders = [(tenant.name, *report.lending) for tenant, report in reports if report.lending]
+    if lenders:
+        now = (([name], lends) for name, lends, _ in lenders)
+        yield gauge("greenlane_lends", "1 while others may use its granules when it is idle", ["tenant"], now)
+        stops = (([name], count) for name, _, count in lenders)
+        yield counter("greenlane_lending_stops", "Times it stopped lending as that cost it too much latency", ["tenant"], stops)
+    if states:
+        launches = (([name], each.launches) for name, each in states.items())
+        yield counter("greenlane_wide_launches", "Inferences on granules of others too", ["tenant"], launches)
+        returns = (([name], each.returns) for name, each in states.items())
+        yield counter("greenlane_wide_returns", "Those of them during which a lender had a request again", ["tenant"], returns)
+        home = (([name, why], count) for name, each in states.items() for why, count in each.home_launches.items())
+        about = "Inferences of a tenant with a wide partition that stayed on its own granules, by why"
+        yield counter("greenlane_home_launches", about, ["tenant", "reason"], home)
+
+
+def fences(states: Mapping[str, FencedTenant]) -> Iterator[Metric]:
+    """Of tenants that are held to a share of bandwidth, where there are any."""
+    if states:
+        paths = [(name, path, rate) for name, each in states.items() for path, rate in _held(each)]
+        about = "What the tenant is held to while others of its device are at work"
+        yield gauge(
+            "greenlane_fence_bytes_per_second", about, ["tenant", "path"], (([name, p], rate) for name, p, rate in paths)
+        )
+        launches = (([name], each.launches) for name, each in states.items())
+        about = "Inferences on fewer of its granules, as elsewhere they draw more of the memory"
+        yield counter("greenlane_narrow_launches", about, ["tenant"], launches)
+        waits = (([name], each.waits) for name, each in states.items())
+        yield counter("greenlane_pcie_waits", "Inferences that started later for its share of PCIe", ["tenant"], waits)
+
+
+def _held(fence: FencedTenant) -> Iterator[tuple[str, int]]:
+    """The paths that are held, and to which rate."""
+    yield from ((path, rate) for path, rate in (("memory", fence.memory_bandwidth), ("pcie", fence.pcie)) if rate)
+
+
+def limits(reports: Reports) -> Metric:
+    """Refusals for each limit of each tenant, by its key in the configuration."""
+    refused = (
+        ([tenant.name, limit], count)
+        for tenant, report in reports
+        for limit, count in zip(LIMITS, report.lane.limited, strict=True)
+    )
+    about = "Requests refused with 429 for one of the tenant's limits"
+    return counter("greenlane_limited_requests", about, ["tenant", "limit"], refused)
+
+
+def targets(reports: Reports) -> Metric:
+    """Of tenants that have one."""
+    asked = (([tenant.name], tenant.target_p99) for tenant, _ in reports if tenant.target_p99 is not None)
+    return gauge("greenlane_target_p99_seconds", "What target_p99 asks for", ["tenant"], asked)
+
+
+def versions(by_tenant: Mapping[str, Weights], reports: Reports) -> Metric:
+    """The share of each version that is served, of models with weights."""
+    about = "Part of the requests without a version that this version gets, by its weight"
+    return gauge("greenlane_version_share_ratio", about, ["model", "version", "tenant"], _shares(by_tenant, reports))
+
+
+def _shares(by_tenant: Mapping[str, Weights], reports: Reports) -> Rows:
+    for tenant, report in reports:
+        weights = by_tenant.get(tenant.name, {})  # It may have gone since it was asked for its report.
+        served = [(item.name, item.version) for item in report.served if item.name in weights]
+        for name, version in served:
+            whole = sum(weights[name].get(other, 0.0) for model, other in served if model == name)
+            if whole:
+                yield [name, version, tenant.name], weights[name].get(version, 0.0) / whole
+
+
+_DEVICE = ["device"]
+_GPU = ["gpu_uuid", "device"]
+
+
+def health(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]:
+    """What was last read; nothing here asks a device."""
+    yield from _host(monitor)
+    yield from _partitions(controller, monitor)
+    readings = [(device.name, *found) for device in controller.devices if (found := monitor.reading(device.name))]
+    if readings:
+        yield from _gpus(monitor, [(name, health) for name, health, _ in readings])
+        yield from _states([(name, health) for name, health, _ in readings])
+        ages = (([name], seconds) for name, _, seconds in readings)
+        yield gauge("greenlane_device_health_age_seconds", "Age of what was read of the device", _DEVICE, ages)
+
+
+def processes(controller: Controller) -> Iterator[Metric]:
+    """The server's own: its version, when it was started, and which of its processes were replaced."""
+    yield gauge("greenlane_build_info", "1, with the version of the server", ["version"], [([__version__], 1)])
+    restarts = (([process], count) for process, count in controller.restarts.items())
+    about = "Times this process ended unexpectedly and was started again"
+    yield counter("greenlane_process_restarts", about, ["process"], restarts)
+    refused = (([reason], count) for reason, count in controller.refused_connections.items())
+    about = "Connections that the dispatcher refused, as no process takes them"
+    yield counter("greenlane_refused_connections", about, ["reason"], refused)
+    started = "Time at which the server was started, in seconds since 1970"
+    yield GaugeMetricFamily("greenlane_start_time_seconds", started, value=controller.started)
+
+
+def _host(monitor: HealthMonitor) -> Iterator[Metric]:
+    cores = monitor.cores
+    utilization = monitor.busy(list(cores))
+    if utilization is not None:
+        yield GaugeMetricFamily("nv_cpu_utilization", "Part of the host's cores that was busy, 0 to 1", value=utilization)
+    with suppress(OSError, KeyError):
+        total, used = host_memory()
+        yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "Bytes of the host's memory", value=total)
+        yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Bytes of the host's memory that are in use", value=used)
+
+
+def _partitions(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]:
+    """Of partitions that are cores. What runs on a GPU's partition is in the account: see `usage`."""
+    devices = [(device, cores) for device in controller.devices if (cores := cores_of(device.info.address))]
+    busy = [
+        ([device.name, str(core)], time.busy)
+        for device, cores in devices
+        for core in cores
+        if (time := monitor.cores.get(core))
+    ]
+    parts = (
+        ([tenant, "-".join(map(str, partition.granules)), device.name], ratio)
+        for device, cores in devices
+        for tenant, partition in device.held.items()
+        if (ratio := monitor.busy([cores[granule] for granule in partition.granules])) is not None
+    )
+    if busy:
+        about = "Seconds in which the core was busy, with other programs too"
+        yield counter("greenlane_core_busy_seconds", about, ["device", "core"], busy)
+        about = "Part of the time in which the partition's cores were busy, 0 to 1, with other programs too"
+        yield gauge("greenlane_partition_utilization_ratio", about, ["tenant", "partition", "device"], parts)
+
+
+def _gpus(monitor: HealthMonitor, readings: list[tuple[str, Health]]) -> Iterator[Metric]:
+    """Triton's."""
+    gauges = {
+        "nv_gpu_utilization": ("Part of the time in which a kernel ran on the GPU, 0 to 1", "utilization"),
+        "nv_gpu_memory_total_bytes": ("Bytes of the GPU's memory", "memory_total"),
+        "nv_gpu_memory_used_bytes": ("Bytes of the GPU's memory that are in use", "memory_used"),
+        "nv_gpu_power_usage": ("Watts that the GPU takes", "power"),
+        "nv_gpu_power_limit": ("Watts that the GPU may take", "power_limit"),
+    }
+    for name, (about, field) in gauges.items():
+        known = ((health.uuid, device, getattr(health, field)) for device, health in readings)
+        yield gauge(name, about, _GPU, (([uuid, device], value) for uuid, device, value in known if value is not None))
+    taken = (([health.uuid, device], joules) for device, health in readings if (joules := monitor.energy(device)) is not None)
+    yield tritons_counter("nv_energy_consumption", "Joules that the GPU took since the server was started", _GPU, taken)
+
+
+def _states(readings: list[tuple[str, Health]]) -> Iterator[Metric]:
+    def known(field: str) -> Rows:
+        values = ((device, getattr(health, field)) for device, health in readings)
+        return (([device], float(value)) for device, value in values if value is not None)
+
+    about = "Part of the time in which its memory was read or written"
+    yield gauge("greenlane_device_memory_utilization_ratio", about, _DEVICE, known("memory_utilization"))
+    about = "Bytes a second that its memory can move"
+    yield gauge("greenlane_device_memory_bandwidth_bytes", about, _DEVICE, known("memory_bandwidth"))
+    yield gauge("greenlane_device_temperature_celsius", "Temperature of the device", _DEVICE, known("temperature"))
+    yield gauge("greenlane_device_lost", "1 for a device that does not answer on the bus any more", _DEVICE, known("lost"))
+    tables = (
+        (gauge, "greenlane_device_clock_hertz", "Clock of the device now", "clock", "clocks"),
+        (gauge, "greenlane_device_throttled", "1 while clocks are kept low for this reason", "reason", "throttled"),
+        (counter, "greenlane_device_ecc_errors", "Memory errors since the driver was loaded", "kind", "ecc"),
+        (counter, "greenlane_device_xid_errors", "Errors that the driver reported while this was watched", "xid", "xids"),
+        (counter, "greenlane_device_moved_bytes", "Bytes that the device moved while this was watched", "path", "moved"),
+    )
+    for family, name, about, label, field in tables:
+        values = ((device, getattr(health, field)) for device, health in readings)
+        rows = (([device, key], float(each)) for device, table in values for key, each in table.items())
+        yield family(name, about, ["device", label], rows)

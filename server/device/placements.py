@@ -23,11 +23,9 @@ from ..errors import Conflict
 from ..link.messages import ModelKey
 from ..workers.pace import Pace
 from ..workers.worker import Worker
+from .roles import TenantFence, TenantLadder, TenantStretch
 from .side import Means, Role
-from .tenant_fence import TenantFence
-from .tenant_ladder import TenantLadder
 from .tenant_locks import TenantLocks
-from .tenant_stretch import TenantStretch
 
 LOOK = 5.0
 """Seconds between two looks at which models take too long to go wide."""

@@ -124,9 +124,6 @@ class Runtime:
         self._looking: asyncio.Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def __repr__(self) -> str:
-        return f"<Runtime {self._lifecycle.state}, {self.manager!r}>"
-
     @property
     def away(self) -> bool:
         return False

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 from partitions.health import CoreTime, Health
-from server.admin import health_metrics
+from server.admin import metrics
 from server.control.controlled_device import ControlledDevice
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, PartitionInfo
@@ -46,7 +46,7 @@ def written(*devices: ControlledDevice, readings: dict[str, Health], cores: Any 
 
     class Only(Collector):
         def collect(self) -> Any:
-            return health_metrics.families(controller, monitor)
+            return metrics.health(controller, monitor)
 
     registry = CollectorRegistry()
     registry.register(Only())

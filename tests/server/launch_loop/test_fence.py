@@ -13,8 +13,8 @@ from partitions import DeviceLost
 from server.control.fence import Fence
 from server.control.stretch import Wide
 from server.device.placements import TenantPlacements
+from server.device.roles import TenantFence
 from server.device.side import Means
-from server.device.tenant_fence import TenantFence
 from server.device.tenant_locks import TenantLocks
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, view_fence
