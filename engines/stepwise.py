@@ -151,9 +151,6 @@ class StepwiseAnswer:
         self._running = Running()
         self._parts: Iterator[Tensors] | None = None
 
-    def __repr__(self) -> str:
-        return f"<StepwiseAnswer of {self.engine!r}, {self.count} parts>"
-
     def next_part(self, work: "StepwiseWork", executor: StepwiseExecutor, room: Room) -> tuple[Tensor, ...]:
         """The next part; () at the end. Raises ExecutionFailed, or Cancelled if `work` is cancelled. Blocks."""
         self._running.begin(work, executor)

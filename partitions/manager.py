@@ -34,11 +34,6 @@ class PartitionManager:
         self._partitions: dict[str, Partition] = {}
         self._lock = Lock()
 
-    def __repr__(self) -> str:
-        held = ", ".join(f"{name}: {list(partition.granules)}" for name, partition in self.held.items())
-        count = len(self.device.granules)
-        return f"<PartitionManager {count} granule{'s' * (count != 1)}, {held or 'all free'}>"
-
     @property
     def held(self) -> dict[str, Partition]:
         """The current partition of each holder."""

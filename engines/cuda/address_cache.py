@@ -52,9 +52,6 @@ class AddressCache(Generic[P]):
         self._unpin_count = device.unpin_count
         self._entries: Memo[_Key, ResolvedAddresses[P]] = Memo(MAX_ENTRIES)
 
-    def __repr__(self) -> str:
-        return f"<AddressCache, {len(self._entries)} entries>"
-
     def get(self, inputs: Sequence[Tensor], room: Room) -> ResolvedAddresses[P] | None:
         """The entry for these addresses, if it is still valid: no memory was unpinned since, and its graph exists."""
         if self._unpin_count != self._device.unpin_count:

@@ -48,9 +48,6 @@ class Staging:
         self._buffers: dict[int, Buffer] = {}
         self._uncollected: dict[int, ref[StagedWork]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Staging of {self._size} bytes in {len(self._buffers)} slots>"
-
     def source(self, slot: int, index: int, tensor: Tensor) -> int:
         """An address where the GPU can read this input: the tensor's, or that of a copy in pinned memory. Raises CUDAError."""
         if not tensor.nbytes or self.reaches(tensor.address, tensor.nbytes):

@@ -27,9 +27,6 @@ class StreamOrder:
         self._primary = primary
         self._event = event
 
-    def __repr__(self) -> str:
-        return f"<StreamOrder with stream {int(self._partition_stream.handle):#x} of device {self._device}>"
-
     @property
     def is_primary_current(self) -> bool:
         """Whether the primary context is current in the calling thread. Raises CUDAError.

@@ -72,9 +72,6 @@ class JoinedWork:
     def __init__(self, outputs: tuple[Tensor, ...]) -> None:
         self._outputs = outputs
 
-    def __repr__(self) -> str:
-        return "<JoinedWork>"
-
     def wait(self) -> tuple[Tensor, ...]:
         """Return at once where the outputs will be written. Their contents are valid after each launch of the graph."""
         return self._outputs

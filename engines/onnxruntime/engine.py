@@ -27,12 +27,11 @@ from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec, dimension_name
 from ..warmup import blank, shape_sets, usual_shapes, warm_up_failed
 from .arenas import SHRINK, heap_bytes, is_unsized, limited, refused, weights_beside
-from .defaults import with_default
 from .errors import is_wrong_shape
 from .model_copy import ModelCopy, copy_model
 from .outputs import OnnxWork, Outputs, to_tensor
 from .session import Runner, open_session, session_options
-from .texts import FEW, of_array, to_array, to_value
+from .texts import FEW, of_array, to_array, to_value, with_default
 
 log = logging.getLogger("greenlane.engines")
 

@@ -4,18 +4,16 @@ The order comes on standard input, and messages go to standard output, as in `en
 normal priority, four threads at most and no GPU; a request of new shapes may wait for it, so it does not use idle time only.
 """
 
-import ctypes
 import json
 import os
 import pickle
-import signal
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from partitions.regular_file import open_regular
 
+from ..children import die_with_parent, lower_priority
 from ..errors import EngineError, ModelRefused
 from ..model_files.onnx_file import source_digest, weight_files
 from ..verification.order import Answered, ReferenceRequest, Shapes, write
@@ -23,9 +21,6 @@ from ..verification.order import Answered, ReferenceRequest, Shapes, write
 if TYPE_CHECKING:
     from .reference import Reference
 
-_PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>: send a signal when the thread that started this process ends."""
-_NICE = 19
 _THREADS = 4
 _ENOUGH = 30.0
 """Seconds after which no further set is begun: what starts this ends it after twice as many (`REFERENCE_LIMIT`)."""
@@ -35,14 +30,8 @@ _LATE = Answered(None, f"its reference was not computed within {_ENOUGH:.0f} s",
 def main() -> int:
     """Execute the order and return the exit status, 0 if it was answered."""
     request, cores, parent = pickle.load(sys.stdin.buffer)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with suppress(OSError):
-        os.nice(_NICE)
-    if cores:
-        with suppress(OSError):  # The cores may no longer be available to this process.
-            os.sched_setaffinity(0, cores)
+    die_with_parent(parent)
+    lower_priority(cores)
     try:
         answer(request)
     except (EngineError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Converts strings to ONNX Runtime's tensors and back in steps that release the GIL, however many strings there are.
+"""Strings as ONNX Runtime's tensors and back, in steps that release the GIL, however many; and defaults of optional inputs.
 
 Problem: the library's bindings turn Python strings into a tensor, and a tensor into strings, in one call that holds the GIL:
 50 ns an element each way. They take nothing but UTF-8, and have no other call for it.
@@ -16,8 +16,10 @@ import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,12 @@ import onnxruntime as ort
 
 from .. import wire
 from ..base import Tensor
+from ..errors import ModelRefused
 from ..memory import SMALL, copy, view
+from ..model_files.onnx_file import initializer
 from ..model_files.onnx_writer import IR_VERSION, OPSET, field, number, varint
-from ..signature import Shape, TensorSpec
+from ..signature import Default, Shape, TensorSpec
+from .errors import clean_message
 
 FEW = 256
 """Elements that may be converted in one call that holds the GIL."""
@@ -207,3 +212,27 @@ def constant(tensor: bytes, name: str, kind: int, more: int = 0) -> bytes:
     output = field(1, b"value") + field(2, field(1, number(1, kind)))
     graph = field(1, node) + field(2, b"constant") + field(12, output) + field(5, tensor, more)
     return number(1, IR_VERSION) + field(8, number(2, OPSET)) + field(7, graph, more)
+
+
+def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> TensorSpec:
+    """The input with the initializer of its name, from a model's bytes, as its default; unchanged if there is none.
+
+    `kind` is its TensorProto.DataType. Weights may be in files in the folder of `path`. Blocks. Raises ModelRefused.
+    """
+    tensor = initializer(model, spec.name)
+    if tensor is None:
+        return spec
+    try:
+        value = of_array(_value(constant(bytes(tensor), spec.name, kind), path.parent))
+    except Exception as error:
+        raise ModelRefused(f"{path}: input {spec.name!r}, which is optional: {clean_message(error, path.parent)}") from error
+    return replace(spec, default=Default(value.shape, bytes(view(value.address, value.nbytes))))
+
+
+def _value(model: bytes, folder: Path) -> "np.ndarray[Any, np.dtype[Any]]":
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    (value,) = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, {})
+    return np.asarray(value)

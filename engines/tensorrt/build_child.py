@@ -4,11 +4,9 @@ See `building.builds` for why. The order comes on standard input, and messages g
 What a library prints goes to standard error.
 """
 
-import ctypes
 import logging
 import os
 import pickle
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from threading import Lock
 
 from partitions import PartitionError
 
+from ..children import die_with_parent, lower_priority
 from ..errors import EngineError, ModelRefused
 from .api import TensorRT, find_tensorrt
 from .building.builder import PlanRequest, build, find_or_build, timings_file
@@ -27,9 +26,6 @@ from .kernel_cache import KernelsRequest, cached_kernel_bytes
 
 log = logging.getLogger("greenlane.engines")
 
-_PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>: send a signal when the thread that started this process ends."""
-_NICE = 19
 _STEP_INTERVAL = 1.0
 """Seconds between two messages about the same per cent."""
 
@@ -54,13 +50,6 @@ def main() -> int:
     return answer_plan(order.request, order.gpu, order.is_idle, send)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have this process killed when the process that started it ends, or now if it already has."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def redirect_output() -> Send:
     """Keep standard output for messages, and redirect what is printed to standard error.
 
@@ -75,15 +64,6 @@ def redirect_output() -> Send:
                 message = message[os.write(messages, message) :]
 
     return send
-
-
-def lower_priority(cores: frozenset[int]) -> None:
-    """Run on these cores, if any are given, and with the lowest normal priority."""
-    with suppress(OSError):
-        os.nice(_NICE)
-    if cores:
-        with suppress(OSError):  # The cores may no longer be available to this process.
-            os.sched_setaffinity(0, cores)
 
 
 def use_idle_time() -> None:

@@ -58,9 +58,6 @@ class Context:
         self._busy_stream: Stream | None = None
         self._data_dependent: DataDependentOutputs | None = None
 
-    def __repr__(self) -> str:
-        return f"<Context of {self._loaded.path.name}, profile {self.profile}, shapes {self.shapes}>"
-
     def wait_until_idle(self) -> None:
         """Wait for what was executed outside of captures, once: the stream may not exist later. Raises CUDAError."""
         busy, self._busy_stream = self._busy_stream, None

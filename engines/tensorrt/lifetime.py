@@ -115,9 +115,6 @@ class Finalizer:
         self._resources = resources
         self._shapes = shapes
 
-    def __repr__(self) -> str:
-        return f"<Finalizer of {self._name}{', released' if self.closed else ''}>"
-
     def release(self) -> None:
         """Wait for the stream, destroy graphs, events and streams, and give the instance back, even if one step fails.
 

@@ -61,9 +61,6 @@ class Harm:
         self._trial: _Trial | None = None
         self._last: _Look | None = None
 
-    def __repr__(self) -> str:
-        return f"<Harm {self.found}, {self._trial}>"
-
     @property
     def held(self) -> set[Row]:
         """Models to hold from now on: all that were found, except what the running trial lets go, and what that trial holds."""
@@ -247,9 +244,6 @@ class _Trial:
         self._rested = 0
         """For how many windows its victims have."""
         self._begin(held)
-
-    def __repr__(self) -> str:
-        return f"<Trial of {self.row}, phase {len(self._phases)} of {self._count}>"
 
     @property
     def states(self) -> dict[Row, bool]:

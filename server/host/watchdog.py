@@ -22,7 +22,7 @@ import sys
 import time
 from contextlib import suppress
 
-from engines.search_path import search_path
+from engines.children import search_path
 
 from ..config.server import ServerConfig
 from .backoff import Backoff

@@ -35,9 +35,6 @@ class DisconnectWatcher:
         self._watches: dict[int, Watch] = {}
         self._scheduled = False
 
-    def __repr__(self) -> str:
-        return f"<DisconnectWatcher {len(self._watches)} waiting>"
-
     def watch(self, answer: "asyncio.Future[Any]", receive: Receive) -> None:
         """Watch a request that starts to wait for `answer`; its body must have been received."""
         self._watches[id(answer)] = Watch(answer, receive)

@@ -40,9 +40,6 @@ class SlotReader(asyncio.BufferedProtocol):
         """How many bytes come before the next tensors, 0 if that is unknown, and in the request that is expected. No more are
         received in one piece: what came behind them would have to be copied."""
 
-    def __repr__(self) -> str:
-        return f"<SlotReader {self.body!r}>"
-
     def expect(self, head: Head) -> None:
         """Receive for the connection from now on. The client is expected to send the same head and JSON again."""
         self._before_tensors = self._expected = len(head.data) + head.tensors_at

@@ -16,9 +16,6 @@ class TimeSlices:
     def __init__(self) -> None:
         self._jobs: deque[Steps[None]] = deque()
 
-    def __repr__(self) -> str:
-        return f"<TimeSlices {len(self)} waiting>"
-
     def __len__(self) -> int:
         return len(self._jobs)
 

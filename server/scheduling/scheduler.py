@@ -58,9 +58,6 @@ class Scheduler:
         self._longest = horizon + 1
         self._current_limit = in_flight_limit
 
-    def __repr__(self) -> str:
-        return f"<Scheduler {self._queued}/{self.limit} waiting, {self._running}/{self.in_flight_limit} in flight>"
-
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(self._queued, self._running, self.limit, self.in_flight_limit)
 

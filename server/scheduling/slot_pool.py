@@ -27,9 +27,6 @@ class SlotPool:
         self._foreign = 0
         self.blocks.evict = self.evict
 
-    def __repr__(self) -> str:
-        return f"<SlotPool {len(self._slots) - len(self._free)} of {len(self._slots)} in use, {self.blocks!r}>"
-
     def statistics(self) -> SlotStatistics:
         used = len(self._slots) - len(self._free) - self._foreign
         return SlotStatistics(used, len(self._slots), self.blocks.used)

@@ -119,9 +119,6 @@ class Catalog:
         self.expected: Callable[[str], bool] | None = None
         """Which names may turn out to be models, while it is not known which models there are; None once it is."""
 
-    def __repr__(self) -> str:
-        return f"<Catalog {sum(map(len, self._served.values()))} ready, {len(self._entries)} known>"
-
     def find(self, name: str, version: str | None = None) -> ServedModel:
         """The model at a version, the highest by default. Raises NotFound, or Unavailable with the reason."""
         try:

@@ -50,10 +50,6 @@ class NarrowPlacement(SidePlacement):
         self._last_end = 0
         self.hold(pages, rate)
 
-    def __repr__(self) -> str:
-        state = "suspended" if self.suspended else "works in flight" if self.running else "ready"
-        return f"<NarrowPlacement on {self.partition!r}, {state}>"
-
     def hold(self, pages: Sequence[ActivityPage], rate: int) -> None:
         """From now on hold works to this rate beside these neighbours; `Worker.resume` says so to the launch loop."""
         self.rate, self._words = rate, words_of(pages)

@@ -36,9 +36,6 @@ class Placement:
         self.units = units
         self.refused: dict[ModelKey, Refusal] = {}
 
-    def __repr__(self) -> str:
-        return f"<Placement of {len(self.executors)} models on {self.partition!r}>"
-
     def close(self) -> None:
         """Close executors and partition. Blocks. Failures are logged."""
         close_all([*self.executors.values(), self.partition])

@@ -1,7 +1,7 @@
 """What a worker's threads do from `Worker.serve` to `Worker.halt`: start tickets, wait for their works, report how these ended.
 
 One thread waits for the oldest work in flight while the other listens for tickets and enqueues them, so the partition's stream
-is never empty while the HTTP side may launch more (see `server.workers.thread_roles`). On CPU partitions
+is never empty while the HTTP side may launch more (see `session.ThreadRoles`). On CPU partitions
 (`Partition.host_cores`) the thread that waits for a work also runs it, and there is no second thread, which would only take
 its time; where the event loop is the same tenant's, short models run there (`loop_runs`). No error of a model ends the threads.
 
@@ -92,9 +92,6 @@ class TicketRunner:
         hosted = partition.host_cores is not None
         self._max_delay = longest_delay(session.link.shares_interpreter, hosted)
         self._ring_before = self._max_delay if hosted else BUNDLE
-
-    def __repr__(self) -> str:
-        return f"<TicketRunner on {self._partition!r}, {len(self.in_flight)} in flight>"
 
     def open(self) -> None:
         """Called before the threads start: let short models run on the event loop, if that is the tenant's own."""

@@ -78,10 +78,6 @@ class WidePlacement(SidePlacement):
         self._ended_before = 0
         self._last: tuple[ModelKey, tuple[Shape, ...]] | None = None
 
-    def __repr__(self) -> str:
-        state = "suspended" if self.suspended else "a work in flight" if self.running else "ready"
-        return f"<WidePlacement on {self.partition!r}, {state}>"
-
     def enqueue(
         self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight], fenced: bool = False
     ) -> InFlight:

@@ -36,7 +36,6 @@ from ...signature import Signature, TensorSpec
 from ..api import Message, TensorRT, clean_message, collect_messages, find_tensorrt, first_error
 from ..release import releasing
 from .progress import BuildWatch, Progress, monitor
-from .timings import kept_timings
 
 log = logging.getLogger("greenlane.engines")
 
@@ -440,3 +439,40 @@ def _parser_error(error: Any) -> str:
     if error.node() < 0:
         return f"input {error.file()!r}: {text}" if error.func() == "importInput" else text
     return f"node {error.node_name() or error.node()!r} ({error.node_operator()}): {text}"
+
+
+@contextmanager
+def kept_timings(config: Any, path: Path) -> Iterator[None]:
+    """A build in the block, with this configuration, uses the timings in the file and adds its own. Blocks to read and write.
+
+    What other builds have added meanwhile stays. A file that cannot be read or written is logged, and costs time only.
+    """
+    known = b""
+    try:
+        known = _read(path)
+    except OSError as error:
+        log.warning("kernels are timed again: %s: %s", path, error.strerror)
+    config.set_timing_cache(config.create_timing_cache(known), False)
+    yield
+    try:
+        _add(config, path)
+    except OSError as error:
+        log.warning("timings of kernels are not kept for the next build: %s: %s", path, error.strerror)
+
+
+def _add(config: Any, path: Path) -> None:
+    from filelock import FileLock  # Only installed where TensorRT is.
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        cache = config.get_timing_cache()
+        cache.combine(config.create_timing_cache(_read(path)), False)
+        replace_file(path, bytes(memoryview(cache.serialize())))
+
+
+def _read(path: Path) -> bytes:
+    """What is in the file; nothing if it is missing. Raises OSError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

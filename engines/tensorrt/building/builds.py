@@ -31,10 +31,10 @@ from weakref import WeakValueDictionary
 
 from partitions.mps import stay_outside
 
+from ...children import search_path
 from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
-from ...search_path import search_path
 from ...verification.order import Reference, ReferenceRequest
 from ..kernel_cache import KernelsRequest
 from ..shared_kernels import KernelCaches
@@ -120,9 +120,6 @@ class Builds:
         self._expected: WeakValueDictionary[Hashable, Future[Reference]] = WeakValueDictionary()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<Builds {len(self._running)} at work{', closed' if self._closed else ''}, {self.cache!r}>"
 
     def set_affinity(self, cores: Iterable[int], if_idle: Iterable[int] = ()) -> None:
         """Run builds only on these cores of the host, from the next one on; while nothing is served from the GPU, also on those

@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engines import DATATYPES, ModelRefused, TensorSpec, wire
-from engines.onnxruntime.defaults import with_default
+from engines.onnxruntime.texts import with_default
 from engines.signature import Default
 from tests.engines.tensors import Array
 

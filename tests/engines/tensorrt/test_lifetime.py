@@ -18,7 +18,7 @@ from engines import Tensor, load_engine
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, assert_right, rows
 from tests.engines.tensorrt.test_data_dependent import FIVE, NONZERO, answer, expected, sparse
-from tests.engines.tensors import array, run
+from tests.engines.tensors import array
 
 LOGGER = "greenlane.engines"
 
@@ -231,12 +231,3 @@ def test_f15_open_executors_and_engines_are_freed_in_order_at_exit(tmp_path: Pat
     command = [sys.executable, "-c", dedent(ENDING), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True 0 0 0\n", "")
-
-
-def test_a_pool_and_what_an_executor_holds_describe_themselves(bench: Bench) -> None:
-    executor = bench.bind()
-    assert repr(executor.engine.pool) == "<InstancePool of 0 idle instances, 1 executors, 0 to be released>"
-    assert repr(executor._finalizer) == "<Finalizer of <TensorRTExecutor affine1.plan>>"
-    assert run(executor, rows(2))[0].tolist() == affine(rows(2)).tolist()
-    executor.close()
-    assert repr(executor._finalizer).endswith("released>")

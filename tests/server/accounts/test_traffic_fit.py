@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from server.accounts.traffic_fit import FITS, MOST, Ran, TrafficFit, prior
+from server.accounts.traffic import FITS, MOST, Ran, TrafficFit, prior
 
 SECONDS = 2.0
 NOISE = 0.02

@@ -6,7 +6,7 @@ import weakref
 import httptools
 import pytest
 
-from server.http.parser import Parser
+from server.http.uvicorn_protocol import Parser
 
 OFFER = b"Upgrade: h2c\r\nConnection: Upgrade\r\n"
 SIZED = b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER + b"Content-Length: 7\r\n\r\nGET / H"

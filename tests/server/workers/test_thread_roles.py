@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.workers.thread_roles import ThreadRoles
+from server.workers.session import ThreadRoles
 from tests.contract import in_a_thread
 
 PATIENCE = 30

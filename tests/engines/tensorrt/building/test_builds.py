@@ -274,7 +274,8 @@ def _state(pid: int) -> str:
 
 HUMBLE = """
 import json, os, pickle, sys
-from engines.tensorrt.build_child import die_with_parent, lower_priority, use_idle_time
+from engines.children import die_with_parent, lower_priority
+from engines.tensorrt.build_child import use_idle_time
 order = pickle.load(sys.stdin.buffer)
 die_with_parent(order.parent)
 lower_priority(order.cores)
