@@ -75,12 +75,6 @@ def test_a_model_needs_no_configuration(repository, tmp_path, add):
     assert file.config.max_batch is None
 
 
-def test_the_disk_is_read_each_time(repository, add):
-    assert repository.read("m").problems == ABSENT
-    add("m/1/model.onnx")
-    assert versions(repository.read("m")) == [1]
-
-
 SYSTEMS = "Too many levels of symbolic links"
 PLACED = "no version in it; expected m/1/model.onnx"
 NONE = "no model.onnx or model.plan in m"
@@ -147,11 +141,6 @@ def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(re
     assert problem(repository.read("m")) == Problem("", f"m: {SYSTEMS}")
 
 
-def test_a_plan_is_taken_where_there_is_no_onnx_file(repository, tmp_path, add):
-    add("m/1/model.plan")
-    assert repository.read("m").files[0].path == tmp_path / "m/1/model.plan"
-
-
 def test_an_onnx_file_goes_before_a_plan_unless_the_platform_says_otherwise(repository, tmp_path, add):
     add("m/1/model.plan", "m/1/model.onnx")
     assert repository.read("m").files[0].path.name == "model.onnx"
@@ -202,12 +191,6 @@ def test_broken_configuration_leaves_nothing_to_serve_and_one_problem(repository
     assert problem(listing).reason.startswith("m/config.pbtxt:2:")
 
 
-def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
-    add("m/1/model.onnx", m="instance_group [ { count: 2 kind: KIND_GPU } ]\noptimization { priority: PRIORITY_MAX }")
-    warning = "m/config.pbtxt: ignored, as they mean nothing here: optimization.priority, instance_group.kind"
-    assert repository.read("m").warnings == (warning,)
-
-
 def test_an_override_takes_the_place_of_the_file_even_of_a_broken_one(repository, add):
     add("m/1/model.onnx", "m/2/model.onnx", m="max_batch_size: many")
     listing = repository.read("m", json.dumps({"max_batch_size": 4, "version_policy": {"all": {}}}))
@@ -230,11 +213,6 @@ def test_override_cannot_change_how_a_model_runs(repository, add):
         "the config parameter: parameters greenlane.copies: how a model runs is for the server's operator to say, "
         "in m/config.pbtxt or as [models.m]"
     )
-
-
-def test_a_broken_override_is_a_problem(repository, add):
-    add("m/1/model.onnx")
-    assert problem(repository.read("m", "[]")).reason.startswith("the config parameter: ")
 
 
 def test_server_configuration_overrules_batching_of_files(tmp_path, add):
@@ -323,13 +301,6 @@ def test_a_model_of_several_files_may_be_a_directory(repository, add):
 
 
 LABELLED = 'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
-
-
-def test_labels_are_read_from_the_models_directory(repository, add, tmp_path):
-    add("m/1/model.onnx", m=LABELLED)
-    (tmp_path / "m/labels.txt").write_text("fig\napple")
-    (file,) = repository.read("m").files
-    assert file.labels == {"y": b"fig\napple"}
 
 
 @pytest.mark.parametrize(

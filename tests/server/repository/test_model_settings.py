@@ -82,10 +82,6 @@ def test_default_settings_are_those_of_the_device() -> None:
     assert resolve_settings(from_options(ModelOptions(copies="sm"), ()), base, honoured).settings.copies == "sm"
 
 
-def test_parameters_without_the_prefix_are_ignored() -> None:
-    assert from_parameters({"execution_mode": "0", "greenlane": "x"}, "c") == ({}, ["execution_mode", "greenlane"])
-
-
 def test_execution_parameter_is_accepted_and_ignored() -> None:
     assert from_parameters({"greenlane.execution": "{}"}, "c") == ({}, [])
 

@@ -1,6 +1,5 @@
 """The copy of a remote repository: what is fetched, what is kept, and that a model is never seen by halves."""
 
-import itertools
 import os
 import shutil
 import threading
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from server.repository import remote
 from server.repository.model_repository import Repository
 from server.repository.remote import COPIES, LIMIT, STATE, Outcome, copy
 from tests.fakes import PATIENCE
@@ -141,17 +139,6 @@ def test_a_download_of_which_nothing_comes_is_broken_off_and_the_rest_is_for_ano
     why = "downloading /bucket/models/a/1/model.onnx was broken off after 0.01 s without an answer; check its files"
     assert outcome == Outcome(failed={"a": ("Hangs", f"a of {URL} stays as it was: {why}")}, hangs=True)
     assert bucket.copy().changed == ["a", "b", "whole"]
-
-
-def test_what_takes_long_is_not_broken_off_while_there_is_progress() -> None:
-    done, looks = threading.Event(), itertools.count()
-
-    def progress() -> int:
-        if (look := next(looks)) == 5:
-            done.set()
-        return look
-
-    assert remote._within(0.001, "it", lambda: done.wait(PATIENCE), progress)
 
 
 def test_a_process_that_ends_in_the_middle_leaves_the_old_model_and_the_next_one_goes_on(

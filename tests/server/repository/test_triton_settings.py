@@ -73,23 +73,6 @@ def test_greenlane_parameters_overrule_triton_fields() -> None:
     assert (graphs.value, graphs.where, graphs.is_tritons) == ("off", "m/config.pbtxt: parameters greenlane.graphs", False)
 
 
-def test_json_form_gives_the_same_settings() -> None:
-    text = (
-        BATCHED
-        + f"instance_group {{ count: 2 }} model_warmup {{ batch_size: 4 {SAMPLE} }} optimization {{ cuda {{ graphs: false }} }}"
-    )
-    sample = {"batchSize": 4, "inputs": {"x": {"data_type": "TYPE_FP32", "dims": ["3", 4], "zero_data": True}}}
-    document = {
-        "max_batch_size": 8,
-        "instanceGroup": [{"count": 2}],
-        "model_warmup": [sample],
-        "optimization": {"cuda": {"graphs": False}},
-        "parameters": {},
-    }
-    settings = from_json(json.dumps(document)).settings
-    assert {field: said.value for field, said in settings.items()} == said(text)
-
-
 def test_ignored_triton_fields_are_named() -> None:
     text = """
       instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }

@@ -39,11 +39,6 @@ def test_unserved_features_are_refused_by_name(text: str, reason: str) -> None:
     assert str(refused.value).count(";") == (2 if "served here are" in reason else 1)
 
 
-@pytest.mark.parametrize("text", ["model_transaction_policy { decoupled: false }", "model_transaction_policy {}"])
-def test_non_decoupled_models_are_served(text: str) -> None:
-    assert parse(text, "m/config.pbtxt").unread == ()
-
-
 def test_files_of_other_backends_are_recognized(tmp_path: Path) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/1/model.py").touch()
