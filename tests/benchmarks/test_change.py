@@ -156,12 +156,6 @@ def test_a_network_answers_other_inputs_with_other_numbers(name: str) -> None:
     assert np.abs(one - other).max() > 4 * TOLERANCE * np.abs(one).max()
 
 
-def test_an_unknown_phase_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        change.main(["--only", "quiet,repartitions"])
-    assert "there is no repartitions; there are quiet, rows, repartition" in capsys.readouterr().err
-
-
 @pytest.mark.load
 def test_a_short_run_on_cores_exercises_every_phase_with_right_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,12 @@ from greenlane.options import count, port, positive, whole
 from partitions import DeviceUnavailable
 
 COMMANDS = ("isolation", "overhead")
+ISOLATION = "seconds", "rounds", "rate", "bound", "processes", "front-cores"
+OVERHEAD = "rounds", "seconds", "in-flight", "beside", "pid"
+CORES = "12-15 or 0,2, or 'tenants', or 'any'"
+NO_CORES = "a", "1-", "-2", "3-1", "0,,1", ""
+NO_CHECKOUT = "/none/.venv/bin/python does not exist; `scripts/install cpu` in /none makes it"
+MINE = sorted(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
@@ -36,43 +42,31 @@ def test_a_number_is_read_or_refused_with_what_was_expected(
 
 
 @pytest.mark.parametrize(
-    ("command", "options"),
+    ("command", "options", "message"),
     [
-        ("isolation", ["--seconds", "--rounds", "--rate", "--bound", "--processes", "--front-cores"]),
-        ("overhead", ["--rounds", "--seconds", "--in-flight", "--beside", "--pid"]),
+        *[("isolation", [f"--{name}", "0"], f"argument --{name}: '0'; expected ") for name in ISOLATION],
+        *[("overhead", [f"--{name}", "0"], f"argument --{name}: '0'; expected ") for name in OVERHEAD],
+        *[("isolation", [f"--client-cores={text}"], f"{text!r}; expected cores such as {CORES}") for text in NO_CORES],
+        ("isolation", ["--client-cores", "100000-100001"], "may not be used by this process"),
+        ("isolation", ["--only", "noise"], "'noise'; expected some of compute, transfer"),
+        ("isolation", ["--inside", "--memory"], "--memory is for the experiment over HTTP"),
+        ("isolation", ["--fence", "0.4"], "it takes --memory"),
+        ("isolation", ["--mps"], "it takes --device cuda"),
+        ("isolation", ["--fence", "0.4", "--memory", "--only", "memory-read,small"], "does not hold small"),
+        ("change", ["--only", "quiet,repartitions"], "there is no repartitions; there are quiet, rows, repartition"),
+        ("overhead", ["--only", "zzz"], "argument --only: no case has 'zzz' in its name; there are identity-json-1, "),
+        ("overhead", ["--checkout", "/none"], f"argument --checkout: {NO_CHECKOUT}"),
+        ("overhead", ["--greenlane", "/none"], f"argument --greenlane: {NO_CHECKOUT}"),
+        ("overhead", ["--server-cores", ",".join(map(str, MINE))], f"--server-cores: expected some of {MINE}, and a core left"),
+        ("overhead", ["--server-cores", "4095"], f"--server-cores: expected some of {MINE}, and a core left for the client"),
     ],
 )
-def test_zero_seconds_rounds_and_clients_are_refused(
-    command: str, options: list[str], capsys: pytest.CaptureFixture[str]
+def test_an_option_is_refused_with_what_was_expected(
+    command: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for option in options:
-        with pytest.raises(SystemExit, match="2"):
-            _main(command)([option, "0"])
-        assert f"argument {option}: '0'; expected " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["a", "1-", "-2", "3-1", "0,,1", ""])
-def test_cores_are_numbers_and_ranges(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        _main("isolation")([f"--client-cores={text}"])
-    message = f"argument --client-cores: {text!r}; expected cores such as 12-15 or 0,2, or 'tenants', or 'any'"
+        _main(command)(options)
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_unknown_cases_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        _main("overhead")(["--only", "zzz"])
-    assert "argument --only: no case has 'zzz' in its name; there are identity-json-1, " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--checkout", "--greenlane"])
-def test_a_checkout_without_a_virtual_environment_is_refused(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        _main("overhead")([option, str(tmp_path)])
-    message = f"argument {option}: {tmp_path}/.venv/bin/python does not exist; `scripts/install cpu` in {tmp_path} makes it"
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -89,14 +83,6 @@ def test_a_checkout_is_compared_as_python_m_server_and_with_nothing_else(
     with pytest.raises(SystemExit, match="2"):
         _main("overhead")(["--checkout", str(tmp_path), *options])
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("which", ["all", "absent"])
-def test_server_cores_leave_one_for_the_client(which: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = os.sched_getaffinity(0)
-    with pytest.raises(SystemExit, match="2"):
-        _main("overhead")(["--server-cores", ",".join(map(str, mine)) if which == "all" else "4095"])
-    assert f"--server-cores: expected some of {sorted(mine)}, and a core left for the client" in capsys.readouterr().err
 
 
 def test_an_unavailable_device_is_an_error_of_one_line(

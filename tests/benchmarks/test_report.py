@@ -26,7 +26,7 @@ from benchmarks.asks import invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
 from benchmarks.findings import Findings, Throughput, busiest, document, few, table
-from benchmarks.isolation import main, status
+from benchmarks.isolation import status
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import cumulative, draw
@@ -166,20 +166,6 @@ def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_giga
     assert "a note of the server's" in text
     assert "reading/1: 2 GB each, by the meter; 1.25 ms at home, 2.5 narrow" in text
     assert "nothing is known of what holds the aggressor" in "\n".join(fences.lines(replace(fenced_findings(), held={})))
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--fence", "0.4"], "it takes --memory"),
-        (["--mps"], "it takes --device cuda"),
-        (["--fence", "0.4", "--memory", "--only", "memory-read,small"], "does not hold small"),
-    ],
-)
-def test_a_fence_is_for_what_partitions_do_not_hold(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(words)
-    assert why in capsys.readouterr().err
 
 
 def test_the_fenced_aggressor_is_compared_with_the_same_one_without_a_fence() -> None:
@@ -330,20 +316,6 @@ def test_every_model_can_be_made(tmp_path: Path) -> None:
         "numbers",
         "wide",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "noise"], "'noise'; expected some of compute, transfer"),
-        (["--client-cores", "100000-100001"], "may not be used by this process"),
-        (["--inside", "--memory"], "--memory is for the experiment over HTTP"),
-    ],
-)
-def test_contradictory_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "memory", "expected"), [("small", False, 1), ("l2-16", False, 0), ("l2-16", True, 1)])
