@@ -34,13 +34,6 @@ ALL = 10**18
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        add_model(tmp_path, name)
-    return tmp_path
-
-
-@pytest.fixture
 async def site(root: Path) -> AsyncIterator[Site]:
     async with serving(root, tenants=FENCED, moves=MOVES) as site:
         await site.settled()

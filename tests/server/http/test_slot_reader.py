@@ -154,16 +154,6 @@ def answers(written: bytes) -> list[bytes]:
     return found
 
 
-SPLITS = {
-    "inside the head": 20,
-    "behind the head": IMAGE.index(b"\r\n\r\n") + 4,
-    "inside the JSON": TENSORS_AT - 10,
-    "before the tensor": TENSORS_AT,
-    "inside the tensor": TENSORS_AT + 7,
-    "before the last byte": len(IMAGE) - 1,
-}
-
-
 async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(bench: Bench) -> None:
     _, transport = bench.connect()
     transport.receive(IMAGE)

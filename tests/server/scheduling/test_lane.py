@@ -19,7 +19,6 @@ from tests.passing_time import pass_time
 
 from .hand import BATCHING, ROWS, SHAPES, Hand, ask, give, given, opened, rows_out, settle
 
-WAITED = 0.02
 """Seconds of a batch's delay, long enough for a slow machine to do within it what a test needs."""
 
 
