@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from .tables import dotted
 
-BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
 RATES = {"TB": 10**12, "GB": 10**9, "MB": 10**6}
 _MOST_SHOWN = 60  # Characters of a value in an error, so that a pasted file does not hide what was expected.
@@ -89,7 +89,7 @@ def cut(text: str) -> str:
 
 def write_size(count: int) -> str | int:
     """Bytes in the largest binary unit that needs no fraction."""
-    unit = next((unit for unit in ("GiB", "MiB", "KiB") if count and count % BYTES[unit] == 0), None)
+    unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if count and count % BYTES[unit] == 0), None)
     return f"{count // BYTES[unit]}{unit}" if unit else count
 
 

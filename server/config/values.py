@@ -48,7 +48,7 @@ MOST_SECONDS = 366.0 * 24 * 60 * 60
 LEAST_WATCHDOG = 1.0
 """Seconds: an event loop of a busy machine is late by tenths of one."""
 
-_SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
+_SIZE = r"^([0-9]{1,15})(B|[KMGT]i?B)$"
 _DURATION = r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)$"
 _RATE = r"^([0-9]{1,9}(?:\.[0-9]{1,9})?)([TGM]B)/s$"
 _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
@@ -268,7 +268,7 @@ Memory = Annotated[
     Field(ge=_LEAST_MEMORY, le=_MOST_MEMORY),
     Form(
         f"size from {write_size(_LEAST_MEMORY)} to {write_size(_MOST_MEMORY)}",
-        f"a size from {_LEAST_MEMORY} to {_MOST_MEMORY} bytes: a whole number of bytes, or a text such as '64MiB' or '10MB'",
+        f"a size from {write_size(_LEAST_MEMORY)} to {write_size(_MOST_MEMORY)}: bytes as a whole number, or a text such as '64MiB'",
         write_size,
     ),
 ]

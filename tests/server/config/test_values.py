@@ -72,6 +72,8 @@ def one(annotation: Any, value: object) -> Any:
         ("64MiB", 2**26),
         ("2GB", 2 * 10**9),
         ("2GiB", 2**31),
+        ("1TB", 10**12),
+        ("1TiB", 2**40),
     ],
 )
 def test_a_size_is_read_in_decimal_and_binary_units(text: str, count: int) -> None:
