@@ -134,7 +134,8 @@ class Signature:
         for spec in (*self.inputs, *self.outputs) if max_batch else ():
             if not spec.dims or isinstance(spec.dims[0], int):
                 raise ModelRefused(
-                    f"max_batch {max_batch} needs a dynamic first dimension, but {spec.name!r} has shape {list(spec.shape)}"
+                    f"max_batch {max_batch} needs first dimensions that vary, but {spec.name!r} has shape {list(spec.shape)}; "
+                    "export it with one, or set 0"
                 )
         return replace(self, max_batch=max_batch)
 
@@ -226,7 +227,7 @@ def obstacle(signature: Signature) -> str | None:
 def _check_shape(spec: TensorSpec, shape: Shape) -> None:
     if len(shape) != len(spec.dims):
         raise TensorMismatch(
-            f"input {spec.name!r}: shape {list(shape)} has {len(shape)} dimensions; "
+            f"input {spec.name!r}: shape {list(shape)} has {len(shape)} dimension{'s' * (len(shape) != 1)}; "
             f"expected {len(spec.dims)}, as in {list(spec.shape)}"
         )
     for axis, (size, dim) in enumerate(zip(shape, spec.dims, strict=True)):

@@ -121,7 +121,7 @@ class Contract:
             ([ONE], "input 'x': a numpy.ndarray; expected an engines.Tensor"),
             ([Tensor.of(ONE)._replace(nbytes=20)], r"input 'x': 20 bytes for shape \[2, 3\] of FP32; expected 24"),
             ([Tensor.of(ONE)._replace(shape=(3, 3))], r"input 'x': 24 bytes for shape \[3, 3\] of FP32; expected 36"),
-            ([Tensor.of(ONE.ravel())], r"input 'x': shape \[6\] has 1 dimensions; expected 2"),
+            ([Tensor.of(ONE.ravel())], r"input 'x': shape \[6\] has 1 dimension; expected 2"),
         ],
         ids=["none", "too many", "an array", "too few bytes", "another shape", "another rank"],
     )

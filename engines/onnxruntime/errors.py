@@ -18,11 +18,27 @@ _NOISE = (
     (r"Non-zero status code returned while running (\w+) node\. Name:('.*?') Status Message: ", r"\1 \2: "),
 )
 
+_OPERATORS = "the library has no such operator: export the model with standard ones, or compute it before or after the model"
+_NEWER = "export it with an older opset_version, or install a newer onnxruntime"
+# What of an error says why a model cannot be loaded, and what to do.
+_CURES = (
+    (" is not a registered function/op", _OPERATORS),
+    ("No Op registered for ", _OPERATORS),
+    ("Unsupported model IR version", _NEWER),
+    (" is under development and support for this is limited", _NEWER),
+    ("MLDataType for: ", "convert tensors of that type within the model"),
+)
+
 
 def is_wrong_shape(error: Exception) -> bool:
     """Whether a run failed because an output's memory has another shape than the output."""
     text = str(error)
     return "invalid dimensions for output" in text or "provided for output" in text
+
+
+def with_cure(text: str) -> str:
+    """The text of an error that a model could not be loaded for, with what to do about it where that is known."""
+    return next((f"{text.rstrip('.')}; {cure}" for said, cure in _CURES if said in text), text)
 
 
 def clean_message(error: Exception, folder: Path | None = None) -> str:

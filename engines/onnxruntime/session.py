@@ -9,7 +9,7 @@ import onnxruntime as ort
 from ..errors import ModelRefused
 from ..model_files.onnx_file import blame
 from ..settings import RuntimeSettings
-from .errors import clean_message
+from .errors import clean_message, with_cure
 from .model_copy import ModelCopy
 
 _LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "none": "ORT_DISABLE_ALL"}
@@ -21,7 +21,9 @@ def open_session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> o
     try:
         return ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), clean_message(error, path.parent))}") from error
+        raise ModelRefused(
+            f"{path}: failed to load: {blame(model.view(), with_cure(clean_message(error, path.parent)))}"
+        ) from error
 
 
 def session_options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:

@@ -186,7 +186,10 @@ def test_batches_are_refused_where_a_tensor_cannot_carry_them(spec: TensorSpec, 
     signature = Signature((good,), (spec,)) if output else Signature((spec,), (good,))
     with pytest.raises(ModelRefused) as caught:
         signature.with_max_batch(4)
-    assert str(caught.value) == (f"max_batch 4 needs a dynamic first dimension, but {spec.name!r} has shape {list(spec.shape)}")
+    assert str(caught.value) == (
+        f"max_batch 4 needs first dimensions that vary, but {spec.name!r} has shape {list(spec.shape)}; "
+        "export it with one, or set 0"
+    )
     assert signature.with_max_batch(0) == signature
 
 

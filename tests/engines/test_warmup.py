@@ -41,7 +41,7 @@ def test_usual_shapes_have_what_is_known_of_the_model_and_of_requests_and_else_1
     [
         (9, "warm_up: input 'x': dimension 0 of shape [9, 3] is 9; the engine was built for 1 to 8"),
         ((("x", (2, 4)),), "warm_up: input 'x': dimension 1 of shape [2, 4] is 4; expected 3"),
-        ((("x", (2,)),), "warm_up: input 'x': shape [2] has 1 dimensions; expected 2, as in [-1, 3]"),
+        ((("x", (2,)),), "warm_up: input 'x': shape [2] has 1 dimension; expected 2, as in [-1, 3]"),
         ((("z", (2,)),), "warm_up: the model has no input 'z'; it has 'x', 'scale'"),
     ],
 )

@@ -299,6 +299,37 @@ def test_weights_in_a_file_of_their_own_are_found_beside_the_model(load: Loader,
         load_engine(path)
 
 
+@pytest.mark.parametrize(
+    ("header", "source", "said", "cure"),
+    [
+        (
+            "ir_version: 8",
+            "m (float[n] x) => (float[n] y) { y = Reluu(x) }",
+            "Reluu",
+            "the library has no such operator: export",
+        ),
+        ("ir_version: 8", "m (float[n] x) => (float[n] y) { y = mine.Op(x) }", "mine:Op", "the library has no such operator:"),
+        ("ir_version: 99", "m (float[n] x) => (float[n] y) { y = Neg(x) }", "99", "export it with an older opset_version, or"),
+        ("ir_version: 8", "m (complex64[n] x) => (complex64[n] y) { y = Identity(x) }", "complex64", "convert tensors of that"),
+    ],
+)
+def test_a_file_that_the_library_refuses_says_what_to_do(load: Loader, header: str, source: str, said: str, cure: str) -> None:
+    path = load.folder / "m.onnx"
+    text = f'<{header}, opset_import: ["": 17, "mine": 1]>\n{source}'
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    with pytest.raises(ModelRefused, match=rf"m\.onnx: failed to load: .*{said}.*; {cure}"):
+        load_engine(path)
+
+
+def test_an_opset_that_is_too_new_says_what_to_do(load: Loader) -> None:
+    path = load.folder / "m.onnx"
+    model = onnx.load(models.save(path, "m (float[n] x) => (float[n] y) { y = Neg(x) }"))
+    model.opset_import[0].version = 99
+    onnx.save_model(model, path)
+    with pytest.raises(ModelRefused, match=r"99.*; export it with an older opset_version"):
+        load_engine(path)
+
+
 @pytest.mark.parametrize("external", [False, True])
 def test_an_optional_input_has_its_initializer_as_default(load: Loader, partition: CpuPartition, external: bool) -> None:
     path = load.folder / "scaled.onnx"
@@ -690,7 +721,7 @@ def test_a_session_s_threads_do_not_spin(load: Loader, twice: CpuPartition, monk
     ("shape", "why"),
     [
         ((1, 5), r"^input 'x': dimension 1 of shape \[1, 5\] is 5; expected 4$"),
-        ((4,), r"^input 'x': shape \[4\] has 1 dimensions; expected 2, as in \[-1, 4\]$"),
+        ((4,), r"^input 'x': shape \[4\] has 1 dimension; expected 2, as in \[-1, 4\]$"),
         ((1, 1, 4), r"^input 'x': shape \[1, 1, 4\] has 3 dimensions; expected 2"),
     ],
 )

@@ -295,7 +295,7 @@ def test_an_output_without_dimensions_is_one_element(bench: Bench) -> None:
     [
         ((9, 3), "dimension 0 of shape [9, 3] is 9; the engine was built for 0 to 8"),
         ((2, 4), "dimension 1 of shape [2, 4] is 4; expected 3"),
-        ((6,), "shape [6] has 1 dimensions; expected 2, as in [-1, 3]"),
+        ((6,), "shape [6] has 1 dimension; expected 2, as in [-1, 3]"),
     ],
 )
 def test_a_shape_outside_the_profile_is_refused_before_waiting(

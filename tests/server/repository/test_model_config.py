@@ -330,7 +330,7 @@ def test_without_configuration_the_signature_stays_as_it_is():
 
 def test_a_batch_that_the_model_cannot_carry_is_refused():
     fixed = Signature((TensorSpec("x", DATATYPES["FP32"], (1, 3)),), ())
-    with pytest.raises(ModelRefused, match=r"^m/config.pbtxt: max_batch_size: max_batch 8 needs a dynamic first dim"):
+    with pytest.raises(ModelRefused, match=r"^m/config.pbtxt: max_batch_size: max_batch 8 needs first dimensions that vary"):
         apply(read("max_batch_size: 8"), fixed)
 
 
