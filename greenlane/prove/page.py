@@ -20,7 +20,7 @@ from .findings import Findings
 from .lending import STATES, Lent, State
 from .measure import Measured, Result
 from .plan import PHASES, Which
-from .text import COUNTED, MEANS, ONLY_SAID, about, about_lending, legend, milliseconds, rates, short, times
+from .text import COUNTED, MEANS, ONLY_SAID, about, about_lending, grown, legend, milliseconds, rates, short, times
 
 _STYLE = Path(__file__).parent / "page.css"
 LENDING_NOTES = (
@@ -89,8 +89,8 @@ def _felt(measured: Measured, strains: bool, judged: bool) -> str:
     for result in measured.results:
         kind = result.attack.other.kind
         points = [milliseconds(result.figures(which).p99) for which in PHASES]
-        grown = [times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value)]
-        cells = each("td", [*points, *grown, *(rates(result) if strains else [f"{result.busy:.0%}"])])
+        growths = [grown(result), short(result.shared.decisive(BOUND).value)]
+        cells = each("td", [*points, *growths, *(rates(result) if strains else [f"{result.busy:.0%}"])])
         why = f'<td class="why">{_chip(result.ruling.word) if judged else ""} {escape(result.ruling.why)}</td>'
         rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{cells}{why}</tr>')
     return f"<figure>{of_pair(measured)}</figure>{table(heads, rows)}"

@@ -19,8 +19,8 @@ from .survey import Surveyed
 MEANS = {
     "isolated": "every neighbour was held off, where the control shows that it disturbs",
     "leaks": "something of a neighbour's reaches a tenant",
-    "not exercised": "something could not be judged: see above",
-    "too noisy": "something could not be judged on this machine, now: it was too noisy",
+    "not exercised": "not everything could be judged; each pair that was not says why",
+    "too noisy": "this machine was too busy to judge everything; stop other programs, and run it again",
 }
 HEADING = f"""\
 {"":22} {"p99 of the victim, ms":^26}  {"times, with interval":^34}
@@ -59,6 +59,12 @@ def times(interval: Interval) -> str:
 def short(value: float) -> str:
     """A growth as it stands in tables."""
     return "-" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def grown(result: Result) -> str:
+    """The growth that the verdict rests on, and of which part of the requests it is."""
+    one = result.held.decisive(BOUND)
+    return f"{'p50' if one is result.held.median else f'p{result.held.quantile * 100:g}'} {times(one)}"
 
 
 def _failed(failures: Sequence[str]) -> Iterator[str]:
@@ -162,9 +168,7 @@ def _strained(result: Result) -> str:
 
 def _felt(result: Result) -> str:
     points = " ".join(f"{milliseconds(result.figures(which).p99):>8}" for which in PHASES)
-    one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
-    part = "p50" if one is result.held.median else f"p{result.held.quantile * 100:g}"
-    return f"{points}  {f'{part} {times(one)}':>24} {shared:>9}"
+    return f"{points}  {grown(result):>24} {short(result.shared.decisive(BOUND).value):>9}"
 
 
 def rates(result: Result) -> tuple[str, str]:

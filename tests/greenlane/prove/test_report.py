@@ -144,11 +144,21 @@ def test_models_that_were_not_asked_for_one_reason_are_a_line() -> None:
     ]
 
 
-def test_the_text_says_of_what_a_growth_is_and_what_that_means() -> None:
+def test_text_and_page_say_of_what_a_growth_is_and_what_that_means() -> None:
     """The median may decide, whose growth is not that of the p99 beside it."""
-    lines = text.render(findings(result(beside=2000))).splitlines()
+    found = replace(findings(result(beside=2000)), unfenced=strained().unfenced)
+    lines = text.render(found).splitlines()
     assert any("p50 2.00 (2.00-2.00)" in line for line in lines)
     assert text.TIMES in lines
+    page = render(found)
+    assert "<td>p50 2.00 (2.00-2.00)</td>" in page
+    assert "<td>p50 3.40 (3.40-3.40)</td>" in page
+
+
+def test_a_verdict_points_to_no_place_as_the_page_has_it_first_and_the_text_last() -> None:
+    for found in (findings(), findings(result(word="too noisy"))):
+        assert text.MEANS[found.word] in render(found)
+        assert not {"above", "below"} & set(text.MEANS[found.word].split())
 
 
 def test_failures_that_differ_in_their_time_only_are_one_line() -> None:
