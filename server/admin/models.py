@@ -12,6 +12,7 @@ from ..api.dependencies import RequireModelControl, ServiceDep, TenantConfigDep
 from ..api.framework import json_response
 from ..api.model_control import config_in
 from ..api.openapi import errors
+from ..config.tables import dotted
 from ..control.controller import Controller
 from ..errors import BadRequest, NotFound
 from . import schemas
@@ -31,7 +32,7 @@ async def load_for(
     All or nothing: if a version that is to be served cannot be, the answer is 400 with the reason, and what was served goes on.
     Tenants load their own models by `POST /v2/repository/models/NAME/load`.
     """
-    _check_tenant(controller, tenant)
+    _check(controller, tenant, name)
     if config_in(await read_object(request, service.uploads)) is not None:
         raise BadRequest("parameters.config: expected none: administrators load what the repository has, tenants may send one")
     await controller.load(tenant, name)
@@ -41,15 +42,17 @@ async def load_for(
 @router.post("/tenants/{tenant}/models/{name}/unload", response_model=schemas.ChangedModel, responses=errors(404, 500))
 async def unload_for(controller: ControllerDep, tenant: TenantName, name: ModelName) -> Response:
     """Unload a model of a tenant; its requests are 503 from then on."""
-    _check_tenant(controller, tenant)
+    _check(controller, tenant, name)
     await controller.unload(tenant, name)
     return json_response(schemas.ChangedModel(tenant, name))
 
 
-def _check_tenant(controller: Controller, tenant: str) -> None:
+def _check(controller: Controller, tenant: str, model: str) -> None:
     """Raises NotFound."""
     if tenant not in controller.tenants:
         raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(controller.tenants)}")
+    if not controller.tenants[tenant].may_call(model):
+        raise NotFound(f"{dotted(('tenants', tenant, 'models'))} does not name {model!r}")
 
 
 class LocalModelControl:

@@ -83,8 +83,10 @@ def _check_admin(request: Request) -> None:
     expected = server.admin_key_sha256
     if expected is not None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or digest(key) != expected:
+        if scheme.lower() != "bearer" or not key:
             raise Unauthorized("send Authorization: Bearer KEY with the admin key")
+        if digest(key) != expected:
+            raise Unauthorized("Authorization: this is not the admin key, whose SHA-256 is server.admin_key_sha256")
         return
     without = "without server.admin_key_sha256 the admin API"
     if shown := browsers.proxy_header(headers):  # Its clients may be anywhere; uvicorn takes its word for their addresses.

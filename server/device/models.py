@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..config.schema import ModelOptions
+from ..config.tables import near_to
 from ..control.descriptions import Execution, TenantMemory
 from ..errors import BadRequest, NotFound, Unavailable
 from ..tenants.catalog import UNLOADED, IndexEntry
@@ -192,7 +193,8 @@ class Models:
     async def _load(self, tenant: str, name: str, override: str | None) -> None:
         there = await asyncio.to_thread(self._model_loader.names)
         if name not in there:
-            raise BadRequest(f"failed to load {name!r}: not in the repository")
+            near = near_to(name, filter(self._models.tenants[tenant].may_call, there))
+            raise BadRequest(f"failed to load {name!r}: not in the repository{f'; did you mean {near!r}?' if near else ''}")
         steps = await asyncio.to_thread(self._model_loader.steps, name, override)
         allowed = [step for step in steps if step in there and self._models.tenants[tenant].may_call(step)]
         missing = [step for step in allowed if not self._models.served.serves(tenant, step)]

@@ -24,6 +24,8 @@ from .virtual import VirtualDevice
 from .wire import SMALL, Connection, busy, client, infer, lane, posted, until
 
 GRANULES = 8
+MISSING = "send Authorization: Bearer KEY with the admin key"
+WRONG = "Authorization: this is not the admin key, whose SHA-256 is server.admin_key_sha256"
 PATHS = [
     ("GET", "/admin/device"),
     ("GET", "/admin/partitions"),
@@ -278,11 +280,22 @@ def test_invalid_query_parameter_is_400(admin: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-@pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Bearer acme's", "Basic the admin's"])
-def test_admin_key_is_required_where_configured(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
+@pytest.mark.parametrize(
+    ("authorization", "why"),
+    [
+        ("", MISSING),
+        ("Bearer", MISSING),
+        ("Basic the admin's", MISSING),
+        ("Bearer wrong", WRONG),
+        ("Bearer acme's", WRONG),
+    ],
+)
+def test_admin_key_is_required_where_configured(
+    locked: httpx.Client, method: str, path: str, authorization: str, why: str
+) -> None:
     answer = locked.request(method, path, headers={"Authorization": authorization})
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert answer.json() == {"error": "send Authorization: Bearer KEY with the admin key"}
+    assert answer.json() == {"error": why}
     assert locked.get("/v2/health/ready").status_code == 200
 
 
@@ -371,6 +384,20 @@ async def test_routes_are_503_before_the_runtime_exists(method: str, path: str) 
         assert (answer.status_code, answer.json()) == (503, {"error": "the server is starting"})
         assert answer.headers["retry-after"]
         assert (await http.get("/v2/health/live")).json() == {"live": True}
+
+
+@pytest.mark.parametrize("change", ["load", "unload"])
+def test_administrators_learn_why_a_model_cannot_be_loaded(admin: httpx.Client, change: str) -> None:
+    answer = admin.post(f"/admin/tenants/globex/models/identity/{change}")
+    assert (answer.status_code, answer.json()) == (404, {"error": "tenants.globex.models does not name 'identity'"})
+
+
+def test_a_load_of_a_misspelled_model_names_the_nearest(standard: Path) -> None:
+    every = TenantConfig(name="acme", granules=1, models=("*",))
+    with serving(configuration(standard, every)) as served, client(served) as http:
+        answer = http.post("/admin/tenants/acme/models/identty/load")
+    said = "failed to load 'identty': not in the repository; did you mean 'identity'?"
+    assert (answer.status_code, answer.json()) == (400, {"error": said})
 
 
 @pytest.mark.parametrize(

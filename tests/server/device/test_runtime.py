@@ -855,7 +855,7 @@ async def test_a_load_cancelled_while_it_runs_completes_and_holds_no_engine(site
 
 async def test_a_failed_first_load_is_in_the_index_with_the_reason(site: Site, root: Path) -> None:
     acme = site.tenant("acme")
-    with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
+    with pytest.raises(BadRequest, match=r"failed to load 'c': not in the repository$"):
         await site.controller.load("acme", "c")
     assert not [entry for entry in acme.catalog.index() if entry.name == "c"]
     (root / "c" / "one").mkdir(parents=True)
