@@ -21,9 +21,11 @@ SETTINGS = (
 
 
 def share_text(granules: tuple[int, ...] | None, cores: str) -> str:
-    """A tenant's share of a device. `cores` are the numbers of a CPU's, with commas between; "" on a GPU."""
+    """A tenant's share of a device; `granules` are None where shares do not fit, or there is no device. `cores` are the numbers
+    of a CPU's, with commas between; "" on a GPU.
+    """
     if granules is None:
-        return "no cores" if cores else "no granules"
+        return "no share (below), so nothing is served"
     if cores:
         return f"core{'s' * (len(granules) != 1)} {', '.join(cores.split(',')[granule] for granule in granules)}"
     return f"granules {list(granules)}"

@@ -57,18 +57,18 @@ def _refused(config: Config) -> Iterator[str]:
     if len(config.named_devices) > 1:
         names = ", ".join(dotted(("devices", name)) for name in config.named_devices)
         why = "uvicorn server.app:app is one process, which has one device"
-        yield f"{config.source}: {names}: {len(config.named_devices)} devices, but {why}; serve them with python -m server"
+        yield f"{config.source}: {names}: {len(config.named_devices)} devices, but {why}; serve them with `greenlane`"
     if any(each.mps == "on" for each in config.named_devices.values()):
         why = "uvicorn server.app:app is one process for all tenants"
-        yield f'{config.source}: device.mps: "on", but {why}; serve them with python -m server, or leave it out'
+        yield f'{config.source}: device.mps: "on", but {why}; serve them with `greenlane`, or leave it out'
     if config.models.python and len(config.tenants) > 1:
         why = "functions of models run in the process of their tenant, and uvicorn server.app:app has one for all tenants"
-        yield f"{config.source}: models.python: true, but {why}; serve them with python -m server, or leave it out"
+        yield f"{config.source}: models.python: true, but {why}; serve them with `greenlane`, or leave it out"
     for name, tenant in config.tenants.items():
         if tenant.port is not None:
             key = dotted(("tenants", name, "port"))
             why = "uvicorn server.app:app listens on uvicorn's own socket alone, so the tenant has none of its own"
-            yield f"{config.source}: {key}: {tenant.port}, but {why}; serve it with python -m server, or leave it out"
+            yield f"{config.source}: {key}: {tenant.port}, but {why}; serve it with `greenlane`, or leave it out"
 
 
 def _not_honoured(config: Config) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _not_honoured(config: Config) -> Iterator[str]:
     if len(config.tenants) > 1:
         yield (
             "tenants: the HTTP of all of them shares one process and one event loop here, so that large or many requests of "
-            "one delay the others'; python -m server gives each an HTTP process of its own"
+            "one delay the others'; `greenlane` gives each an HTTP process of its own"
         )
     assigned = [dotted(("tenants", name, "front_cores")) for name, tenant in config.tenants.items() if tenant.front_cores]
     if server.front_cores != default.front_cores:
@@ -85,7 +85,7 @@ def _not_honoured(config: Config) -> Iterator[str]:
         yield f"{', '.join(assigned)}: there are no HTTP processes to put on cores"
     if several := [name for name, tenant in config.tenants.items() if tenant.http_processes not in (1, "auto")]:
         keys = ", ".join(dotted(("tenants", name, "http_processes")) for name in several)
-        yield f"{keys}: here all HTTP is in one process; python -m server starts several on a GPU"
+        yield f"{keys}: here all HTTP is in one process; `greenlane` starts several on a GPU"
     if limited := [
         dotted(("tenants", name, "max_connections")) for name, each in config.tenants.items() if each.max_connections
     ]:

@@ -290,7 +290,9 @@ class TenantConfig(Section, frozen=True):
     def check_least(self, share: int) -> None:
         """Raise ConfigError for a minimum above the tenant's own share in granules."""
         if self.min_granules is not None and self.min_granules > share:
-            raise self._problem(f"{self.min_granules} is above the tenant's own share of {share} granules", "min_granules")
+            raise self._problem(
+                f"{self.min_granules} is above the tenant's own share of {share} granule{'s' * (share != 1)}", "min_granules"
+            )
 
     def term(self, count: int) -> str:
         """The share as the file gives it, followed by its granules where that is another number."""

@@ -268,7 +268,7 @@ Memory = Annotated[
     Field(ge=_LEAST_MEMORY, le=_MOST_MEMORY),
     Form(
         f"size from {write_size(_LEAST_MEMORY)} to {write_size(_MOST_MEMORY)}",
-        f"a size from {write_size(_LEAST_MEMORY)} to {write_size(_MOST_MEMORY)}: bytes as a whole number, or a text such as '64MiB'",
+        f"a size from {write_size(_LEAST_MEMORY)} to {write_size(_MOST_MEMORY)}: bytes as a number, or a text such as '64MiB'",
         write_size,
     ),
 ]

@@ -74,7 +74,10 @@ def _read(path: Path, content: bytes, where: str) -> FunctionsFile | None:
     try:
         source = content.decode()
         tree = ast.parse(source)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise ValueError(f"{where}{line}: not Python: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{where}: not Python: {error}") from error
     if found := [node.name for node in tree.body if isinstance(node, ast.AsyncFunctionDef) and node.name in _FUNCTIONS]:
         raise ValueError(f"{where}: async def {found[0]}; expected def, as functions run on a thread")

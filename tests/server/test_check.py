@@ -141,9 +141,9 @@ def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> 
     assert [line for line in checked.out if not line.startswith("  ")] == [
         "greenlane.toml: http://127.0.0.1:8000 on 2 devices",
         "device b: no device, so no model is tried",
-        f"tenant globex: no granules, no keys: anyone may call it, {MEMORY}",
+        f"tenant globex: no share (below), so nothing is served, no keys: anyone may call it, {MEMORY}",
         f"device 0: {on_cpu(DeviceConfig(backend='cpu', cores=(core,))).describe()}",
-        f"tenant acme: no cores, keys, {MEMORY}",
+        f"tenant acme: no share (below), so nothing is served, keys, {MEMORY}",
     ]
     assert checked.err[-2:] == [
         "greenlane.toml: devices.b: there is no GPU here",
@@ -394,7 +394,7 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(checked:
         "greenlane.toml: server.prot: unknown key; did you mean 'port'?",
     ]
     assert checked.err[4].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
-    assert checked.out[2:] == [f"tenant acme: no cores, keys, {MEMORY}", "  rows 1: unavailable"]
+    assert checked.out[2:] == [f"tenant acme: no share (below), so nothing is served, keys, {MEMORY}", "  rows 1: unavailable"]
 
 
 def test_wrong_keys_and_a_wrong_lend_are_not_said_to_be_missing_as_well(checked: Checked) -> None:
@@ -457,7 +457,7 @@ def test_without_a_device_there_is_still_the_repository(checked: Checked) -> Non
     repository.write(checked.folder / "models", "other", repository.IDENTITY, config="platform: 'python'")
     assert checked.check(('["rows"]', '["other", "rows"]'), device=on_nothing) == 2
     assert checked.out[0].endswith(" on no device, so no model is tried")
-    assert checked.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  other: unavailable"]
+    assert checked.out[1:] == [f"tenant acme: no share (below), so nothing is served, keys, {MEMORY}", "  other: unavailable"]
     assert checked.err[-1] == "greenlane.toml: device: there is no GPU here"
     assert checked.err[1].startswith("model other is unavailable: other/config.pbtxt: platform is ")
 

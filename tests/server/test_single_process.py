@@ -17,7 +17,7 @@ ACME = TenantConfig(name="acme", granules=1, models=("*",))
 GLOBEX = TenantConfig(name="globex", granules=1, models=("*",))
 SHARED = (
     "  tenants: the HTTP of all of them shares one process and one event loop here, so that large or many requests of one "
-    "delay the others'; python -m server gives each an HTTP process of its own"
+    "delay the others'; `greenlane` gives each an HTTP process of its own"
 )
 
 
@@ -58,7 +58,7 @@ def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -
             "not all of c.toml is honoured by uvicorn server.app:app:",
             SHARED,
             "  server.front_cores, tenants.globex.front_cores: there are no HTTP processes to put on cores",
-            "  tenants.globex.http_processes: here all HTTP is in one process; python -m server starts several on a GPU",
+            "  tenants.globex.http_processes: here all HTTP is in one process; `greenlane` starts several on a GPU",
             "  server.host and server.port, 0.0.0.0:80: uvicorn listens where its --host and --port say",
         ],
     )
@@ -71,7 +71,7 @@ def test_several_devices_are_refused() -> None:
         prepare(config)
     assert raised.value.problems == (
         "c.toml: devices.0, devices.b: 2 devices, but uvicorn server.app:app is one process, which has one device; "
-        "serve them with python -m server",
+        "serve them with `greenlane`",
     )
 
 
@@ -96,8 +96,8 @@ def test_ports_of_tenants_are_all_refused(caplog: pytest.LogCaptureFixture) -> N
         prepare(configured(*tenants))
     why = "uvicorn server.app:app listens on uvicorn's own socket alone, so the tenant has none of its own"
     assert refusal.value.problems == (
-        f"c.toml: tenants.acme.port: 81, but {why}; serve it with python -m server, or leave it out",
-        f"c.toml: tenants.globex.port: 82, but {why}; serve it with python -m server, or leave it out",
+        f"c.toml: tenants.acme.port: 81, but {why}; serve it with `greenlane`, or leave it out",
+        f"c.toml: tenants.globex.port: 82, but {why}; serve it with `greenlane`, or leave it out",
     )
     assert caplog.records == []
     assert sys.getswitchinterval() == before

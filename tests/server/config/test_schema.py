@@ -295,7 +295,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections() + "[models.a]\nmax_batch = -1", "models.a.max_batch: -1 is not a whole number of 0 or more"),
         (
             sections(tenants=ACME + "memory = '1023KiB'"),
-            "tenants.acme.memory: '1023KiB' is not a size from 1MiB to 64TiB: bytes as a whole number, or a text",
+            "tenants.acme.memory: '1023KiB' is not a size from 1MiB to 64TiB: bytes as a number, or a text",
         ),
         (sections(tenants="cores = 1"), "tenants.acme.models: missing; expected a list of one or more model names"),
         (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 character>] is not a list of"),

@@ -53,7 +53,8 @@ def test_a_file_without_functions_is_something_else(tmp_path: Path, text: str) -
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("def preprocess(:", "m/model.py: not Python: "),
+        ("x = 1\ndef preprocess(:", "^m/model.py, line 2: not Python: "),
+        ("x = '\0'", "^m/model.py: not Python: "),
         ("def postprocess(o): ...\nINPUTS = []", "INPUTS, but no function preprocess, which takes them"),
         ("def preprocess(o): ...\nINPUTS = list()", "INPUTS: not a literal; it is read without running"),
         ("def preprocess(o): ...\nINPUTS = []", r"INPUTS: \[\]; expected a list of tensors"),
