@@ -322,6 +322,9 @@ def _elsewhere(model: Path, filename: str) -> str:
         paths = [folder / name for folder in folders for name in sorted(_listed(folder)) if name.isprintable()]
         found = next((path.relative_to(model.parent) for path in paths if _is_model(path)), None)
         if found and filename:
+            if _VERSION.fullmatch(model.name) and found.parent.name == model.name:
+                above = "models.repository has to be the folder above its model's"
+                return f"; {found} is there: if {model.name} is a version, {above}"
             return f"; {found} is there: move it to {model.name}/1/model{found.suffix}"
     return ""
 

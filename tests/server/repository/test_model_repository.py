@@ -136,6 +136,15 @@ def test_versions_are_served_or_are_a_problem_with_what_to_do(repository, add, f
     assert problem or listing.warnings == ()
 
 
+def test_the_folder_of_one_model_is_no_repository_and_the_folder_above_is_named(repository, add):
+    add("1/model.onnx")
+    (found,) = repository.read("1").problems
+    assert found.reason == (
+        "no version in it; expected 1/1/model.onnx; 1/model.onnx is there: if 1 is a version, models.repository has to be the "
+        "folder above its model's"
+    )
+
+
 def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(repository, add):
     add("m -> m")
     assert problem(repository.read("m")) == Problem("", f"m: {SYSTEMS}")
