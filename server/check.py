@@ -16,7 +16,7 @@ from engines.memory import shared_by
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .check_http_side import try_http_side
-from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
+from .check_lines import execution_line, model_line, settings_line, share_text
 from .config.file import salvage
 from .config.schema import Config, DeviceConfig, ModelOptions
 from .config.tables import ConfigError, KeyPath, dotted, nearest
@@ -28,6 +28,7 @@ from .device.budget import Claim, missing, refusal, sized, taken_more
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.model_loader import ModelLoader, open_model_loader
+from .link.blocks import largest_block
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, count, describe, share_cores, too_many
 from .processes.supervision.listen import why_not
 from .processes.supervision.mps_group import hindrance, why_shared
@@ -200,7 +201,7 @@ class _Check:
         model_loader = open_model_loader(config.on_device(name), device, builds=builds)
         for each in tenants:
             tenant = config.tenants[each]
-            _print_line(f"tenant {each}: {share_text(plan.get(each), cores)}, {self._access(tenant)}, {memory_text(tenant)}")
+            _print_line(f"tenant {each}: {share_text(plan.get(each), cores)}, {self._access(tenant)}, {_memory_text(tenant)}")
             if settings := settings_line(tenant):
                 _print_line(f"  {settings}")
             if device and each in fences:
@@ -295,11 +296,11 @@ class _Check:
 
     def _check_memory(self) -> None:
         """Check that the machine has the memory of all tenants together, which is allocated at the start on a GPU."""
-        memory = [tenant.memory for tenant in self._config.tenants.values()]
+        memory = {name: tenant.memory for name, tenant in self._config.tenants.items()}
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if sum(memory) > there:
-            terms = " + ".join(map(str, memory))
-            text = f"memory of all of them is {terms} = {sum(memory)} bytes, but the machine has {there}: lower it"
+        if (whole := sum(memory.values())) > there:
+            terms = " + ".join(f"{name} {sized(each)}" for name, each in memory.items())
+            text = f"memory of all of them is {terms} = {sized(whole)}, but the machine has {sized(there)}: lower it"
             self._suspicious(("tenants",), text)
 
     def _check_budgets(self, device: Device | None, tenants: Sequence[str]) -> None:
@@ -443,6 +444,11 @@ def _listed(repository: Repository, name: str) -> LoadedModel:
 
 def _print_line(line: str) -> None:
     print(line, flush=True)
+
+
+def _memory_text(tenant: TenantConfig) -> str:
+    """The memory that all requests of a tenant may hold, and one of them."""
+    return f"memory {sized(tenant.memory)}, one request up to {sized(largest_block(tenant.memory))}"
 
 
 def _hint(name: str, known: list[str]) -> str:

@@ -9,7 +9,6 @@ from engines import TensorSpec
 
 from .config.changes import LIMITS_OF_TENANT, written
 from .config.tenant import FENCES, TenantConfig
-from .link.blocks import largest_block
 from .tenants.catalog import ModelVersion
 
 SETTINGS = (
@@ -29,11 +28,6 @@ def share_text(granules: tuple[int, ...] | None, cores: str) -> str:
     if cores:
         return f"core{'s' * (len(granules) != 1)} {', '.join(cores.split(',')[granule] for granule in granules)}"
     return f"granules {list(granules)}"
-
-
-def memory_text(tenant: TenantConfig) -> str:
-    """The memory that all requests of a tenant may hold, and one of them."""
-    return f"memory {tenant.memory / 2**20:g} MiB, one request up to {largest_block(tenant.memory) / 2**20:g} MiB"
 
 
 def settings_line(tenant: TenantConfig) -> str:

@@ -17,7 +17,7 @@ from ..link.messages import ModelKey
 from ..workers.worker import Worker
 from .paged_executor import PagedExecutor, bound
 
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _MOST_NAMED = 5
 """How many models a refusal names at most."""
 

@@ -204,7 +204,7 @@ def test_weights_of_versions_that_are_not_served_are_a_possible_mistake(checked:
 def test_budgets_above_what_the_device_has_are_a_possible_mistake(checked: Checked) -> None:
     assert checked.check(('models = ["rows"]', 'models = ["rows"]\ndevice_memory = "900000GiB"')) == 0
     (line,) = [line for line in checked.err if "device_memory" in line]
-    assert "device_memory of all of its device is acme 900000 GiB = 900000 GiB, but that has " in line
+    assert "device_memory of all of its device is acme 879 TiB = 879 TiB, but that has " in line
     assert line.endswith("models may be refused by the device within a budget; lower one")
     assert checked.check(('"900000GiB"', '"1GiB"')) == 0
     assert not any("device_memory" in line for line in checked.err)
@@ -217,8 +217,10 @@ def test_paging_without_a_budget_is_wrong(checked: Checked) -> None:
 
 def test_more_memory_than_the_machine_has_is_a_warning(checked: Checked) -> None:
     assert checked.check(('["rows"]', '["rows"]\nmemory = "60000GB"')) == 0
-    text = "greenlane.toml: tenants: memory of all of them is 60000000000000 = 60000000000000 bytes, but the machine has "
+    text = "greenlane.toml: tenants: memory of all of them is acme 54.6 TiB = 54.6 TiB, but the machine has "
     assert checked.err[1].startswith(text)
+    assert checked.err[1].endswith("iB: lower it")
+    assert ", memory 54.6 TiB, one request up to 47.7 TiB" in checked.out[1]
 
 
 def test_models_are_loaded_so_a_broken_one_is_found(checked: Checked) -> None:
