@@ -78,15 +78,15 @@ def classify(
     due = 0
     for row in np.frombuffer(data, spec.datatype.numpy).reshape(rows, size):
         numbers = row if spec.datatype.name != "BF16" else (row.astype("<u4") << 16).view("<f4")
-        values = np.where(np.isnan(numbers), -np.inf, numbers) if numbers.dtype.kind == "f" else numbers
+        keys = -numbers if numbers.dtype.kind == "f" else ~numbers  # Ascending in the order of the answer, with NaN last.
         indices = np.zeros(0, np.intp)
         for start in range(0, size, _BLOCK):
             block = np.arange(start, min(start + _BLOCK, size))
-            indices = _best(values, np.concatenate([indices, block]), most)
+            indices = _best(keys, np.concatenate([indices, block]), most)
             if (due := due + len(block)) >= _BLOCK:
                 yield
                 due = 0
-        indices = _sorted(values, indices)
+        indices = indices[np.argsort(keys[indices], kind="stable")]
         for start in range(0, most, _TEXTS):
             chunk = indices[start : start + _TEXTS]
             texts += _texts(numbers, chunk, labels)
@@ -96,23 +96,15 @@ def classify(
     return Classes((rows, most) if batched else (most,), texts)
 
 
-def _best(values: Array, indices: Array, count: int) -> Array:
-    """The `count` of these ascending indices with the highest values, ascending; of equal values the lower indices."""
+def _best(keys: Array, indices: Array, count: int) -> Array:
+    """The `count` of these ascending indices with the lowest keys, ascending; of equal keys the lower indices."""
     if len(indices) <= count:
         return indices
-    found = values[indices]
-    last = np.partition(found, len(found) - count)[len(found) - count]
-    above = indices[found > last]
-    equal = indices[found == last][: count - len(above)]
-    merged: Array = np.sort(np.concatenate([above, equal]))
+    found = keys[indices]
+    last = np.partition(found, count - 1)[count - 1]
+    before, equal = (found < last, found == last) if last == last else (found == found, found != found)  # NaN is no number.
+    merged: Array = np.sort(np.concatenate([indices[before], indices[equal][: count - before.sum()]]))
     return merged
-
-
-def _sorted(values: Array, indices: Array) -> Array:
-    """These ascending indices by descending value; equal values by ascending index."""
-    descending = indices[::-1]  # A stable ascending sort of it, reversed, keeps equal values in ascending order of index.
-    ordered: Array = descending[np.argsort(values[descending], kind="stable")][::-1]
-    return ordered
 
 
 def _texts(numbers: Array, indices: Array, labels: Sequence[bytes]) -> list[bytes]:

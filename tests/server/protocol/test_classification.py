@@ -58,7 +58,9 @@ def test_equal_values_are_ordered_by_index() -> None:
 
 
 def test_nan_comes_last() -> None:
-    assert texts([np.nan, 1, -np.inf, np.inf], 4) == ["inf:3", "1.000000:1", "nan:0", "-inf:2"]
+    values = [np.nan, 1, -np.inf, np.inf]
+    assert texts(values, 4) == ["inf:3", "1.000000:1", "-inf:2", "nan:0"]
+    assert texts([np.nan] * 2 + values * 20_000, 60_003)[-4:] == ["-inf:80000", "nan:0", "nan:1", "nan:2"]
 
 
 def test_each_row_of_a_batch_has_its_own() -> None:
