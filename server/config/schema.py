@@ -30,7 +30,7 @@ from .values import (
     Location,
     Looped,
     Profiles,
-    Size,
+    SizeOr0,
     WarmUp,
     Watched,
     Weights,
@@ -137,7 +137,7 @@ class ModelOptions(Section, frozen=True):
         description="Optimization profiles that an ONNX file is built with: shapes by input. Without it batches of 1 to "
         "`max_batch`, or to 8. Refused for a .plan, which is built already.",
     )
-    weight_budget: Size | None = Field(
+    weight_budget: SizeOr0 | None = Field(
         default=None,
         examples=["1GiB"],
         description="Weights to keep on the GPU; the rest is streamed. A .plan that was not built for that is refused.",

@@ -113,14 +113,12 @@ class TenantConfig(Section, frozen=True):
     )
     bytes_per_second: Size | None = Field(
         default=None,
-        ge=1,
         le=MOST_RATE,
         examples=["100MB"],
         description="Bytes of inference requests' bodies a second, as they arrive; more are refused with 429.",
     )
     burst_bytes: Size | None = Field(
         default=None,
-        ge=1,
         le=MOST_RATE,
         examples=["200MB"],
         description="Bytes that may come at once after a pause; a larger body is refused with 413. By default one "
@@ -157,7 +155,6 @@ class TenantConfig(Section, frozen=True):
     )
     device_memory: Size | None = Field(
         default=None,
-        ge=1,
         examples=["20GiB"],
         description="The most of the device's memory that the tenant's models may take: weights, contexts, tensors, "
         "kernels and graphs on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is "

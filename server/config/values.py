@@ -257,11 +257,16 @@ Location = Annotated[
     BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]),
     Form("path", _SOME_TEXT, str),
 ]
-Size = Annotated[
+SizeOr0 = Annotated[
     int,
     Field(ge=0),
     BeforeValidator(_size, json_schema_input_type=Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_SIZE)]),
-    Form("size", "a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", write_size),
+    Form("size, also 0", "a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", write_size),
+]
+Size = Annotated[
+    SizeOr0,
+    Field(ge=1),
+    Form("size", "a size: 1 or more bytes as a whole number, or a text such as '64MiB' or '10MB'", write_size),
 ]
 Memory = Annotated[
     Size,

@@ -55,7 +55,7 @@ def decode(body: bytes, signature: Signature, slot: Slot, limits: Limits, output
     fill_missing(found, specs)
     timeout, inputs = unsigned(values, "timeout"), [found[name] for name in specs]
     request = InferRequest(
-        id=None if _ID in specs else field(document, _ID, str) or None,
+        id=field(values, _ID, str) or None,
         shapes=tuple([item.shape for item in inputs]),
         outputs=requested_outputs({}, signature, False),
         priority=unsigned(values, "priority") or 0,
@@ -76,7 +76,8 @@ def encode(
 ) -> bytes:
     """An answer, or a part of one, as JSON on one line: each output is an array, or a value if it has one element.
 
-    Raises BadRequest if an output cannot be written as JSON.
+    An output named `model_name`, `model_version` or `id` is in its place. Raises BadRequest if an output cannot be written as
+    JSON.
     """
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:

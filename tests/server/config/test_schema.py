@@ -269,6 +269,8 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
     ("text", "problem"),
     [
         (sections(server="port = 'abc'"), "server.port: 'abc' is not a whole number from 0 to 65535"),
+        (sections(server="max_body = 0"), "server.max_body: 0 is not a size: 1 or more bytes as a whole"),
+        (sections(server="max_json_tensor = '0B'"), "server.max_json_tensor: '0B' is not a size: 1 or more bytes"),
         (sections(server="port = [1]"), "server.port: [1] is not a whole number from 0 to 65535"),
         (sections(server="drain_grace = '999999999999999min'"), f"server.drain_grace: '999999999999999min' {DURATION}"),
         (sections(server="max_execution = '527041min'"), f"server.max_execution: '527041min' {DURATION}"),

@@ -8,6 +8,7 @@ from pydantic import Field, create_model
 
 from server.config.file import read
 from server.config.forms import form_of, shown, write_duration, write_size
+from server.config.schema import ModelOptions
 from server.config.tables import Section
 from server.config.values import (
     Batches,
@@ -22,6 +23,7 @@ from server.config.values import (
     Origins,
     Profiles,
     Size,
+    SizeOr0,
     Text,
     WarmUp,
 )
@@ -80,17 +82,21 @@ def test_a_size_is_read_in_decimal_and_binary_units(text: str, count: int) -> No
     assert one(Size, text) == count
 
 
-@given(st.integers(min_value=0))
+@given(st.integers(min_value=1))
 def test_a_whole_number_is_a_size_in_bytes(count: int) -> None:
     assert one(Size, count) == count
 
 
-@given(st.integers(0, 10**15 - 1))
+def test_some_sizes_may_be_0() -> None:
+    assert ModelOptions(weight_budget=0).weight_budget == one(SizeOr0, "0MB") == 0
+
+
+@given(st.integers(1, 10**15 - 1))
 def test_a_size_in_mebibytes_is_exact_however_large(count: int) -> None:
     assert one(Size, f"{count}MiB") == count * 1024 * 1024
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.5, "64", "64mib", "1.5GiB", "-1MB", "64 MiB", "MiB", "1KiB\n", "٣MB"])
+@pytest.mark.parametrize("value", [-1, 0, "0B", True, 1.5, "64", "64mib", "1.5GiB", "-1MB", "64 MiB", "MiB", "1KiB\n", "٣MB"])
 def test_a_wrong_size_is_refused_with_what_came(value: object) -> None:
     with pytest.raises(ValueError, match="is not a size") as refusal:
         one(Size, value)
@@ -229,7 +235,7 @@ def _refusal(annotation: Any, value: object) -> str | None:
     return None
 
 
-@given(st.integers(0, 10**15 - 1))
+@given(st.integers(1, 10**15 - 1))
 def test_a_size_is_written_as_it_is_read(count: int) -> None:
     assert one(Size, write_size(count)) == count
 

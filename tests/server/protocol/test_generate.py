@@ -64,8 +64,10 @@ def test_a_value_is_an_array_of_one() -> None:
 
 
 def test_members_that_are_no_inputs_are_parameters() -> None:
-    request, _ = decoded({"x": 1, "timeout": 2_000_000, "id": "7", "parameters": {"priority": 3}}, spec("x", "FP32", 1))
-    assert (request.timeout, request.id, request.priority) == (2.0, "7", 3)
+    document = {"x": 1, "timeout": 2_000_000, "id": "7", "parameters": {"priority": 3}}
+    for each in (document, {"x": 1, "priority": 3, "parameters": {"timeout": 2_000_000, "id": "7"}}):
+        request, _ = decoded(each, spec("x", "FP32", 1))
+        assert (request.timeout, request.id, request.priority) == (2.0, "7", 3)
 
 
 def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
@@ -127,3 +129,12 @@ def test_an_output_of_one_element_is_a_value_and_others_are_flat() -> None:
     assert b'"bad":NaN' in written
     assert b'"bad":null' in encode("m", "2", request, signature, slot, extents, "null")
     assert event(written).count(b"\n") == 2
+
+
+def test_an_output_goes_before_what_else_has_its_name() -> None:
+    slot, names = roomy(), ("id", "model_name", "model_version")
+    slot.view[:12] = floats([1, 2, 3])
+    signature = Signature((), tuple(spec(name, "FP32", 1) for name in names))
+    extents = [Extent((1,), 4 * index, 4) for index in range(3)]
+    written = encode("m", "2", InferRequest("7", (), (), 0, None), signature, slot, extents)
+    assert json.loads(written) == dict(zip(names, (1, 2, 3), strict=True))
