@@ -79,6 +79,12 @@ def parse_serve(arguments: Sequence[str], program: str) -> Options:
     """Read what follows `greenlane serve`. Raises SystemExit."""
     parser = _parser(program, _DESCRIPTION, _EXAMPLES)
     _add_serve_options(parser)
+    words = only_options(parser, arguments)
+    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level, autopilot=words.autopilot)
+
+
+def only_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read a command line that has `--config` and no words by themselves. Raises SystemExit."""
     words, unknown = parser.parse_known_args(arguments)
     if unknown and os.path.exists(unknown[0]):
         parser.error(f"unexpected {unknown[0]!r}; did you mean --config {unknown[0]}?")
@@ -86,7 +92,7 @@ def parse_serve(arguments: Sequence[str], program: str) -> Options:
         parser.error(f"unexpected {unknown[0]!r}; a configuration is given as --config FILE")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level, autopilot=words.autopilot)
+    return words
 
 
 def parse_check(arguments: Sequence[str], program: str) -> Options:
@@ -94,8 +100,12 @@ def parse_check(arguments: Sequence[str], program: str) -> Options:
     description = "Load every model that a configuration names, print what would be served, and everything wrong with it."
     status = "exit status: 0 all of it can be served; 1 some of it cannot; 2 the configuration is wrong or does not fit"
     parser = _parser(program, description, status)
-    parser.add_argument("file", metavar="FILE", type=file_name, help="TOML configuration")
-    return Options(check=parser.parse_args(arguments).file)
+    parser.add_argument("file", metavar="FILE", nargs="?", type=file_name, help="TOML configuration")
+    parser.add_argument("--config", metavar="FILE", type=file_name, help="the same")
+    words = parser.parse_args(arguments)
+    if (words.file is None) == (words.config is None):
+        parser.error(f"expected one FILE, as in: {program} greenlane.toml")
+    return Options(check=words.file or words.config)
 
 
 def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:

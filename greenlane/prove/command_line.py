@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from greenlane.options import checked, positive
 from partitions.strain import STRAINS, Strain
-from server.command_line import file_name
+from server.command_line import file_name, only_options
 
 _DESCRIPTION = """\
 Starts a server of a configuration on a free port, and finds out in about a minute whether its tenants are isolated from each
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     parser.add_argument("--strains", metavar="NAMES", type=checked(_strains), default=STRAINS, help=about)
     parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")
-    words = parser.parse_args(arguments)
+    words = only_options(parser, arguments)
     if words.config and words.url is not None:
         parser.error("--config starts a server and --url asks one that runs; give one of them")
     if words.keys and words.url is None:

@@ -89,9 +89,18 @@ def test_serve_is_the_default_and_takes_the_options_of_python_m_server(first: li
     assert ran == [Options(config="c.toml", host="::1", port=0, log_level="debug", autopilot="dry-run"), Options()]
 
 
-def test_check_takes_a_file(ran: list[Options]) -> None:
+def test_check_takes_a_file_by_its_name_or_as_other_commands_do(ran: list[Options]) -> None:
     assert main(["check", "c.toml"]) == 0
-    assert ran == [Options(check="c.toml")]
+    assert main(["check", "--config", "c.toml"]) == 0
+    assert ran == [Options(check="c.toml"), Options(check="c.toml")]
+
+
+@pytest.mark.parametrize("words", [[], ["a", "--config", "b"]])
+def test_check_takes_one_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", *words])
+    assert ended.value.code == 2
+    assert "expected one FILE, as in: greenlane check greenlane.toml" in capsys.readouterr().err
 
 
 def test_build_and_inspect_take_what_the_modules_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,20 +147,24 @@ def test_a_file_in_place_of_a_command_is_refused_with_what_takes_it(tmp_path: Pa
     path.touch()
     assert main([str(path)]) == 2
     assert f"did you mean `greenlane check {path}` or `greenlane --config {path}`?" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(path)])
-    assert ended.value.code == 2
-    assert f"unexpected '{path}'; did you mean --config {path}?" in capsys.readouterr().err
+    for command in ("serve", "prove"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(path)])
+        assert ended.value.code == 2
+        assert f"unexpected '{path}'; did you mean --config {path}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["serve", "absent.toml"], "unexpected 'absent.toml'; a configuration is given as --config FILE"),
+        (["prove", "absent.toml"], "unexpected 'absent.toml'; a configuration is given as --config FILE"),
         (["--prot", "1"], "greenlane serve: error: unrecognized arguments: --prot 1"),
     ],
 )
-def test_serve_refuses_words_that_it_does_not_know(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_a_command_does_not_know_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
