@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from greenlane.report.pictures import INK, plain, png, tidy
+from greenlane.report.page import INK, plain, png, tidy
 
 from ..plots import cumulative
 from .measure import Phase

@@ -1,6 +1,6 @@
 """`greenlane curve`: how fast models are on shares of a device, and the smallest share that keeps a target.
 
-`options` reads the command line and `command` runs it. `subject` opens device and models, `requests` makes tensors for them,
-`loops` drives executors, `measure` does so for one share and `plan` for all tenants of a device. `intervals`, `points`,
-`search` and `fit` decide, and are pure; `text`, `pictures` and `page` show what was found.
+`options` reads the command line and `command` runs it. `subject` opens device and models and makes tensors for them, `measure`
+drives executors on one share, and `whole` does so for all tenants of a device. `points` decides, and is pure; `text` and `page`
+show what was found.
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from engines import EngineError
 from greenlane.load.machine import Others, describe
-from greenlane.report.pictures import NoPictures, require
+from greenlane.report.page import NoPictures, require
 from partitions import PartitionError
 from server.command_line import configuration_file
 from server.config.tables import ConfigError
@@ -23,8 +23,8 @@ from ..options import check_writable
 from . import subject, text
 from .curve import Curve, Impossible, check_seconds, points, shares
 from .measure import Effort, Interrupted
-from .options import Options
-from .points import Point, Target
+from .options import Options, Target
+from .points import Point
 
 
 def run(options: Options, command: str) -> int:

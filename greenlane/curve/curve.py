@@ -7,10 +7,9 @@ from itertools import accumulate
 
 from partitions import Device
 
-from .intervals import LEAST
 from .measure import Bind, Effort, measure, requests_at, seconds_for
-from .options import Share
-from .points import Point, Target, best, doubling, knee, smallest
+from .options import Share, Target
+from .points import LEAST, Point, best, doubling, knee, smallest
 
 
 class Impossible(Exception):

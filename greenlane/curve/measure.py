@@ -19,9 +19,9 @@ from engines import Work
 from greenlane.load.figures import percentile
 from partitions import Device, Partition
 
-from .intervals import ROUND, Word, judge, p99, tolerated
-from .points import AtRate, Point, Target
-from .requests import Source
+from .options import Target
+from .points import ROUND, AtRate, Point, Word, judge, p99, tolerated
+from .subject import Source
 
 Enqueue = Callable[[], Work]
 """Puts the next request on the partition's stream."""

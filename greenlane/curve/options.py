@@ -37,11 +37,11 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """What a tenant is to keep, where the command line says so: requests a second, and seconds."""
+class Target:
+    """Requests a second, and the p99 in seconds that they are to keep; None: it is only measured."""
 
     rate: float
-    p99: float
+    p99: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Options:
     shapes: dict[str, tuple[int, ...]]
     rate: float | None
     p99: float | None
-    targets: dict[str, Goal]
+    targets: dict[str, Target]
     mix: dict[str, float]
     seconds: float
     seed: int
@@ -132,12 +132,12 @@ def _shares(text: str) -> tuple[Share, ...]:
     return shares
 
 
-def _target(text: str) -> tuple[str, Goal]:
+def _target(text: str) -> tuple[str, Target]:
     name, _, goal = text.rpartition("=")
     rate, slash, p99 = goal.partition("/")
     try:
         if name and slash and 0 < float(rate) <= 1e9:
-            return name, Goal(float(rate), duration(p99))
+            return name, Target(float(rate), duration(p99))
     except ValueError:
         pass
     raise ValueError(f"{text!r}; expected a tenant, its requests a second above 0 and its p99, as in acme=800/5ms")

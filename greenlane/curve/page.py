@@ -7,8 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from greenlane.report.page import chip, document, each, pairs, picture, table, tiles
-from greenlane.report.pictures import INK, plain, png, tidy
+from greenlane.report.page import INK, chip, document, each, pairs, picture, plain, png, table, tidy, tiles
 
 from .curve import Curve
 from .points import LESS, Point

@@ -1,20 +1,151 @@
 """The device, and the models to measure on it: of a repository, loaded as the server loads them, or one file."""
 
+import math
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 
-from engines import Engine, ModelRefused, Signature, load_engine
-from engines.signature import Shape
+import numpy as np
+
+from engines import (
+    Engine,
+    EngineError,
+    Executor,
+    ModelRefused,
+    Room,
+    Signature,
+    Tensor,
+    TensorMismatch,
+    TensorSpec,
+    Work,
+    load_engine,
+)
+from engines.signature import Shape, align, dims_text
 from greenlane.models import check_name, configured
 from partitions import Device, Partition
 from server.config.schema import Config
-from server.device.cache_paths import open_builds
+from server.device.ahead import open_builds
 from server.device.loaded_model import LoadedModel
 from server.device.model_loader import ModelLoader, open_model_loader
 from server.repository.model_settings import default_settings
 
 from .options import Options
-from .requests import Slots, Source, shapes_of
+
+SLOTS = 4
+"""Requests that have memory of their own and are sent in turn: more than are in flight."""
+
+
+class Slots:
+    """Shared memory with the inputs of SLOTS requests and room for their outputs, page-locked for the device until `close`."""
+
+    def __init__(self, device: Device, signature: Signature, shapes: Sequence[Shape]) -> None:
+        sizes = signature.check(shapes)
+        data = [_data(spec, shape) for spec, shape in zip(signature.inputs, shapes, strict=True)]
+        offsets = [0]
+        for each in data:
+            offsets.append(align(offsets[-1] + len(each)))
+        one = max(align(offsets[-1] + signature.output_bytes(sizes)), 64)
+        self._pages = mmap.mmap(-1, SLOTS * one)
+        start: int = np.frombuffer(self._pages, np.uint8, 1).ctypes.data
+        self._pinned = device.pin(start, SLOTS * one)
+        self.requests: list[tuple[list[Tensor], Room]] = []
+        for slot in range(SLOTS):
+            base = slot * one
+            for offset, each in zip(offsets, data, strict=False):
+                self._pages[base + offset : base + offset + len(each)] = each
+            tensors = [
+                Tensor(shape, start + base + offset, len(each))
+                for shape, offset, each in zip(shapes, offsets, data, strict=False)
+            ]
+            self.requests.append((tensors, Room(start + base + offsets[-1], one - offsets[-1])))
+
+    def close(self) -> None:
+        """Unlock the memory. Nothing may be in flight."""
+        self._pinned.close()
+
+
+@dataclass(slots=True)
+class Source:
+    """Requests of one model on an executor, from slots in turn. One thread at a time."""
+
+    executor: Executor
+    slots: Slots
+    turn: int = 0
+    last: Work | None = None
+
+    def enqueue(self) -> Work:
+        """Put the next request on the partition's stream."""
+        self.turn = (self.turn + 1) % SLOTS
+        inputs, room = self.slots.requests[self.turn]
+        self.last = self.executor.enqueue(inputs, room)
+        return self.last
+
+    def drain(self) -> None:
+        """Wait until nothing is in flight, also after an error. Blocks."""
+        if self.last:
+            with suppress(EngineError):
+                self.last.wait()
+
+
+def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, Shape]) -> list[Shape]:
+    """The shape of each input of a request of `batch` rows; `given` are those of some inputs, by name.
+
+    Raises ModelRefused for a batch that the model does not take, for sizes that vary and were not given, for an input that it
+    does not have, and for a shape that it does not take.
+    """
+    known = [spec.name for spec in signature.inputs]
+    if unknown := [each for each in given if each not in known]:
+        raise ModelRefused(f"--shape {unknown[0]}: model {name} has no such input; it has {', '.join(known) or 'none'}")
+    if signature.max_batch and batch > signature.max_batch:
+        raise ModelRefused(f"--batch {batch}: model {name} takes up to {signature.max_batch} rows in one run (its max_batch)")
+    if batch > 1 and not any(spec.dims and isinstance(spec.dims[0], str) for spec in signature.inputs):
+        there = ", ".join(f"{spec.name} {dims_text(spec.dims)}" for spec in signature.inputs) or "none"
+        raise ModelRefused(f"--batch {batch}: model {name} takes no batches; its inputs are {there}")
+    if vary := [spec for spec in signature.inputs if spec.name not in given and _varies(spec)]:
+        which = " and of ".join(f"{spec.name} {dims_text(spec.dims)}" for spec in vary)
+        words = " ".join(f"--shape {spec.name}:{_example(spec, batch)}" for spec in vary)
+        inputs = "inputs" if len(vary) > 1 else "input"
+        raise ModelRefused(f"model {name}: sizes of its {inputs} {which} vary; say which to measure, as in {words}")
+    shapes = [given.get(spec.name) or _shape(spec, batch) for spec in signature.inputs]
+    try:
+        signature.check(shapes)
+    except TensorMismatch as error:
+        raise ModelRefused(f"model {name}: {error}") from error
+    return shapes
+
+
+_ANY_SIZE = 64
+"""The size in the example of --shape, for a dimension that may have any."""
+
+
+def _varies(spec: TensorSpec) -> bool:
+    """Whether more than the number of its rows varies, and there is no default."""
+    return spec.default is None and any(isinstance(dim, str) for dim in spec.dims[1:])
+
+
+def _example(spec: TensorSpec, batch: int) -> str:
+    rest = [dim if isinstance(dim, int) else _ANY_SIZE for dim in spec.dims[1:]]
+    return "x".join(map(str, [spec.dims[0] if isinstance(spec.dims[0], int) else batch, *rest]))
+
+
+def _shape(spec: TensorSpec, batch: int) -> Shape:
+    if spec.default is not None:
+        return spec.default.shape
+    return tuple(batch if isinstance(dim, str) else dim for dim in spec.dims)
+
+
+def _data(spec: TensorSpec, shape: Shape) -> bytes:
+    """Numbers from 0 to 1 for floats, by a fixed seed; else zeros, which are right for any index; empty strings for BYTES."""
+    if spec.default is not None and shape == spec.default.shape:
+        return spec.default.data
+    count = math.prod(shape)
+    if not spec.datatype.size:
+        return bytes(4 * count)
+    if spec.datatype.name in ("FP16", "FP32", "FP64"):
+        return np.random.default_rng(0).random(count).astype(spec.datatype.numpy).tobytes()
+    return bytes(count * spec.datatype.size)
+
 
 DEFAULT_BATCH = 8
 """Rows that a file is built for on a GPU, as in the server."""

@@ -7,8 +7,8 @@ from typing import Any
 from greenlane.load.rules import OTHERS
 
 from .curve import Curve
-from .intervals import LEAST, P99, Word
-from .points import LESS, AtRate, Point, Target, disturbed
+from .options import Target
+from .points import LEAST, LESS, P99, AtRate, Point, Word, disturbed
 
 KEYS = {"core": "cores", "SM": "sms"}
 """The key of a tenant's share in the configuration, by the device's unit."""

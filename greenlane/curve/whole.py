@@ -12,14 +12,14 @@ from server.app import configuration, open_alone
 from server.config.schema import Config
 from server.config.tables import dotted, nearest
 from server.config.tenant import TenantConfig
-from server.device.cache_paths import open_builds
+from server.device.ahead import open_builds
 from server.device.model_loader import ModelLoader, open_model_loader
 
 from . import text
 from .curve import Curve, Impossible, check_seconds
 from .measure import Effort, measure
-from .options import Options
-from .points import Fit, Point, Target, candidate, keeps
+from .options import Options, Target
+from .points import Fit, Point, candidate, keeps
 from .subject import RepositorySubject
 
 
@@ -75,7 +75,7 @@ def targets(config: Config, options: Options) -> dict[str, Target]:
     found = {}
     for name, tenant in config.tenants.items():
         if goal := options.targets.get(name):
-            found[name] = Target(goal.rate, goal.p99)
+            found[name] = goal
         elif tenant.target_p99 and tenant.target_rate:
             found[name] = Target(tenant.target_rate, tenant.target_p99)
         elif tenant.target_p99 or tenant.target_rate:

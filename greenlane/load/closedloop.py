@@ -32,6 +32,16 @@ class Load(ABC):
     def run(self, start: float) -> Tally:
         """Begin `ahead` seconds before `start` (by `time.perf_counter`), end `seconds` after it. Blocks."""
 
+    def _open(self, receive_buffer: int | None = None) -> Connection:
+        connection = Connection(self._job.port, receive_buffer, self._job.host)
+        connection.open()
+        return connection
+
+    def _close(self, connection: Connection) -> None:
+        self.tally.sent += connection.sent
+        self.tally.received += connection.received
+        connection.close()
+
 
 class Flood(Load):
     """Connections that ask again at once; with `churn`, each time on a new one."""
@@ -51,13 +61,12 @@ class Flood(Load):
             for number, events in self._poll.poll(0.001 if self._missing else left):
                 self._step(number, events)
         for connection in self._connections.values():
-            self._count(connection)
+            self._close(connection)
         self._poll.close()
         return self.tally
 
     def _begin(self) -> None:
-        connection = Connection(self._job.port, host=self._job.host)
-        connection.open()
+        connection = self._open()
         self.tally.opened += 1
         number = connection.socket.fileno()
         self._connections[number] = connection
@@ -89,13 +98,8 @@ class Flood(Load):
     def _end(self, number: int, status: int) -> None:
         """Close a connection, which takes it out of the poll; another is begun before the next look at all of them."""
         self.tally.count(status)
-        self._count(self._connections.pop(number))
+        self._close(self._connections.pop(number))
         self._missing += 1
-
-    def _count(self, connection: Connection) -> None:
-        self.tally.sent += connection.sent
-        self.tally.received += connection.received
-        connection.close()
 
 
 class SlowReaders(Load):
@@ -118,12 +122,9 @@ class SlowReaders(Load):
         return self.tally
 
     def _new(self) -> Connection:
-        connection = Connection(self._job.port, NARROW, self._job.host)
-        connection.open()
-        try:
+        connection = self._open(NARROW)
+        with suppress(Broken):  # The first sip finds out.
             connection.send(next(self._asks).data)
-        except Broken:
-            return connection  # The first sip finds out.
         return connection
 
     def _sip(self, connection: Connection) -> bool:
@@ -137,10 +138,8 @@ class SlowReaders(Load):
 
     def _count(self, connection: Connection) -> None:
         """An answer that was begun and not read to its end is what a slow reader is about: it counts as one."""
-        self.tally.sent += connection.sent
-        self.tally.received += connection.received
         self.tally.count(connection.status)
-        connection.close()
+        self._close(connection)
 
 
 class Drippers(Load):
@@ -161,8 +160,7 @@ class Drippers(Load):
         return self.tally
 
     def _begin(self) -> tuple[Connection, Iterator[int]]:
-        connection = Connection(self._job.port, host=self._job.host)
-        connection.open()
+        connection = self._open()
         self.tally.opened += 1
         connection.send(b"")
         return connection, iter(next(self._asks).data)
@@ -199,9 +197,7 @@ class Knockers(Load):
         """As `Load.run`, in batches of as many connections as there may be at a time."""
         _sleep_until(start - self._job.ahead)
         while perf_counter() < start + self._job.seconds:
-            connections = [Connection(self._job.port, host=self._job.host) for _ in range(self._job.connections)]
-            for connection in connections:
-                connection.open()
+            connections = [self._open() for _ in range(self._job.connections)]
             for connection in connections:
                 connection.close()
             self.tally.opened += len(connections)
@@ -221,8 +217,7 @@ class Once(Load):
         return self.tally
 
     def _begin(self) -> Connection:
-        connection = Connection(self._job.port, host=self._job.host)
-        connection.open()
+        connection = self._open()
         self.tally.opened += 1
         with suppress(Broken):  # The look for its answer finds out.
             connection.send(next(self._asks).data, keep=True)
@@ -236,9 +231,7 @@ class Once(Load):
         self.tally.count(answer.status if answer else 0)
         if answer:
             self.tally.bodies.append(answer.body or b"")
-        self.tally.sent += connection.sent
-        self.tally.received += connection.received
-        connection.close()
+        self._close(connection)
 
 
 def closed_loop(job: ClosedLoop) -> Load:

@@ -15,8 +15,7 @@ from greenlane.load.server_process import free_port
 
 from .arguments import Arguments, read
 from .coordinator import Coordinator, Listed, Listing, Outcome, Shares
-from .ingress import Ingress
-from .routes import Routes, Tenants
+from .ingress import Ingress, Routes, Tenants
 from .server import FORGET_TIMEOUT, PATIENCE, UNLISTED, Server, ServerProcess
 
 HEALTH_PERIOD = 1.0

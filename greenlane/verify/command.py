@@ -30,7 +30,7 @@ from partitions import Device, PartitionError
 from server.command_line import configuration_file
 from server.config.schema import ModelOptions
 from server.config.tables import ConfigError
-from server.device.cache_paths import open_builds
+from server.device.ahead import open_builds
 from server.device.model_loader import open_model_loader
 from server.repository.model_settings import default_settings
 

@@ -5,7 +5,7 @@ from functools import cache
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Document, describe
 from ..api.openapi import router as router_of
-from . import autopilot, memory, metrics, models, partitions, reload, schemas, status, usage
+from . import autopilot, memory, metrics, models, partitions, schemas, settings, status, usage
 
 JSON, PAGE = "/admin/openapi.json", "/admin/docs"
 
@@ -26,7 +26,7 @@ ROUTERS = (
     autopilot.advice_router,
     autopilot.router,
     models.router,
-    reload.router,
+    settings.router,
     status.router,
     usage.router,
     metrics.router,

@@ -7,9 +7,9 @@ from threading import Timer
 
 from ..control.controller import Controller
 from ..host.leaving import NEEDS_RESTART, end_in_time
-from . import docs, log_settings
+from . import docs, settings
 
-ROUTERS = (*docs.ROUTERS, docs.router, log_settings.router)
+ROUTERS = (*docs.ROUTERS, docs.router, settings.log_router)
 """Administration and metrics."""
 
 _EXIT_DELAY = 0.2

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from operator import index
+from operator import attrgetter, index
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -51,39 +51,19 @@ COUNTED = {
 """Name and meaning of the metrics for executors' counts, by their names in `engines.base.COUNTS`."""
 _NOT_RIGHT = ("wrong", "unverified")
 _Family = Callable[[str, str, Sequence[str], Rows], Metric]
-_BY_TENANT: tuple[tuple[_Family, str, str, Callable[[TenantConfig, Report], float]], ...] = (
-    (
-        gauge,
-        "greenlane_tenant_ready",
-        "1 while the tenant is served any of the models that it asks for",
-        lambda _, now: now.ready,
-    ),
-    (gauge, "greenlane_waiting_requests", "Requests waiting until in_flight lets them run", lambda _, now: now.lane.waiting),
-    (
-        gauge,
-        "greenlane_in_flight_requests",
-        "Inferences handed to the worker and not completed",
-        lambda _, now: now.lane.in_flight,
-    ),
-    (counter, "greenlane_rejected_requests", "Requests refused for a full queue or memory", lambda _, now: now.lane.rejected),
-    (counter, "greenlane_expired_requests", "Requests whose timeout passed", lambda _, now: now.lane.expired),
-    (counter, "greenlane_invalid_requests", "Requests refused because they were wrong", lambda _, now: now.lane.invalid),
-    (
-        counter,
-        "greenlane_unread_answers",
-        "Connections closed because their clients did not read their answers",
-        lambda _, now: now.lane.unread,
-    ),
-    (gauge, "greenlane_slot_bytes", "Bytes of the tenant's memory that its requests hold", lambda _, now: now.slots.nbytes),
-    (gauge, "greenlane_memory_bytes", "Bytes that the tenant's requests may hold", lambda tenant, _: tenant.memory),
-    (
-        gauge,
-        "greenlane_report_age_seconds",
-        "Age of the tenant's report: above 0 while its process does not answer",
-        lambda _, now: now.age,
-    ),
+_BY_TENANT: tuple[tuple[_Family, str, str, str], ...] = (
+    (gauge, "greenlane_tenant_ready", "1 while the tenant is served any of the models that it asks for", "ready"),
+    (gauge, "greenlane_waiting_requests", "Requests waiting until in_flight lets them run", "lane.waiting"),
+    (gauge, "greenlane_in_flight_requests", "Inferences handed to the worker and not completed", "lane.in_flight"),
+    (counter, "greenlane_rejected_requests", "Requests refused for a full queue or memory", "lane.rejected"),
+    (counter, "greenlane_expired_requests", "Requests whose timeout passed", "lane.expired"),
+    (counter, "greenlane_invalid_requests", "Requests refused because they were wrong", "lane.invalid"),
+    (counter, "greenlane_unread_answers", "Connections closed because their clients did not read their answers", "lane.unread"),
+    (gauge, "greenlane_slot_bytes", "Bytes of the tenant's memory that its requests hold", "slots.nbytes"),
+    (gauge, "greenlane_memory_bytes", "Bytes that the tenant's requests may hold", "memory"),
+    (gauge, "greenlane_report_age_seconds", "Age of the tenant's report: above 0 while its process does not answer", "age"),
 )
-"""Metrics of a tenant's requests: kind, name, meaning, and the value in a tenant's report."""
+"""Metrics of a tenant's requests: kind, name, meaning, and the field of its report; `memory` is of its configuration."""
 _DURATIONS = {
     "request": ("success", "Microseconds of answered requests from the complete body to the encoded answer"),
     "queue": ("queue", "Microseconds that they waited to run"),
@@ -223,9 +203,9 @@ class ServerCollector(Collector):
         return gauge("greenlane_model_ready", about, _MODEL_LABELS, ((which, float(each)) for which, each in ready.items()))
 
     def _requests(self) -> Iterator[Metric]:
-        for kind, name, about, value in _BY_TENANT:
-            rows = (([tenant.name], float(value(tenant, report))) for tenant, report in self._reports)
-            yield kind(name, about, ["tenant"], rows)
+        for kind, name, about, field in _BY_TENANT:
+            found = ((tenant, attrgetter(field)(tenant if field == "memory" else report)) for tenant, report in self._reports)
+            yield kind(name, about, ["tenant"], (([tenant.name], float(value)) for tenant, value in found))
 
     def _granules(self) -> Iterator[Metric]:
         held = ((tenant.name, self._controller.partition(tenant.name)) for tenant, _ in self._reports)

@@ -7,9 +7,8 @@ from ..control.fence import FencedTenant
 from ..control.moves import Move
 from ..control.stretch import WidePartition
 from ..facts import Fact
-from ..observing.baseline import Isolation
+from ..observing.overview import Isolation, Problem
 from ..observing.pilot import Mode
-from ..observing.problems import Problem
 from ..tenants.catalog import ModelState
 from .schemas import Granules, MovedBytes, Unit
 

@@ -21,13 +21,12 @@ from ..facts import milliseconds
 from ..tenants.frontend import Lifecycle, ManagedFrontend, Report, State
 from .controlled_device import ControlledDevice, Observer, executions_on, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
-from .device_runtime import DeviceRuntime, Models, halt_all
+from .device_runtime import Arrival, DeviceRuntime, Models, TenantHost, halt_all
 from .draining import drain, refuse_and_drain
 from .moves import By, MoveLog, check_counts, plan_transfer
 from .moves import Move as MoveRecord
 from .placement_plans import PlacementPlans
 from .start_progress import StartProgress
-from .tenant_host import Arrival, TenantHost
 from .tenant_plan import TenantPlan
 from .together import completed, together
 
@@ -35,7 +34,7 @@ log = logging.getLogger("greenlane.control")
 
 Transfer = Callable[[str, DeviceRuntime, str, Granules], Awaitable[DeviceRuntime]]
 """Has a tenant served by another device than this runtime's, on these granules, and returns its runtime there; see
-`server.processes.supervision.transfer`.
+`server.processes.supervision.tenant_processes`.
 """
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""

@@ -1,11 +1,12 @@
-"""The device side of some tenants as the control plane sees it.
+"""The device side of some tenants as the control plane sees it, and what starts and ends tenants.
 
-It is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which. Every method
-belongs to the controller's event loop. Errors are those of `server.errors` and `partitions`; Unavailable if the process has
-ended.
+A device side is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which.
+Every method belongs to the controller's event loop. Errors are those of `server.errors` and `partitions`; Unavailable if the
+process has ended.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -14,7 +15,8 @@ from partitions.probe import Placement
 from partitions.strain import Strain, Strained
 
 from ..accounts.usage import Count, Report
-from ..config.schema import ModelOptions
+from ..config.schema import Config, ModelOptions
+from ..tenants.frontend import ManagedFrontend
 from .descriptions import Beside, DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
 from .fence import Fence
 from .stretch import Wide
@@ -205,3 +207,37 @@ async def halt_all(moves: Sequence[Moves]) -> None:
         await together(each.settle() for each in moves)
         if all(await together(each.halt() for each in moves)):
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A tenant that is ready: its HTTP side, its device side, and the host's cores that its partition reserves by name."""
+
+    frontend: ManagedFrontend
+    runtime: DeviceRuntime
+    host_cores: Mapping[str, frozenset[int] | None]
+
+
+class TenantHost(Protocol):
+    """Every method belongs to the controller's event loop.
+
+    A tenant that comes: `prepare`, then `admit` or `discard`. One that goes: `leave`, and `end` when its requests are answered.
+    """
+
+    async def prepare(self, config: Config, name: str, device: str, granules: Granules) -> Arrival:
+        """Make a tenant ready on these granules: partition, memory, processes and models. No client can reach it yet.
+
+        Raises RequestError or PartitionError, Conflict with every model that cannot be loaded; nothing is left of it then.
+        """
+
+    async def discard(self, name: str) -> None:
+        """Undo `prepare`."""
+
+    async def admit(self, name: str) -> None:
+        """Serve it. All processes know its keys now."""
+
+    def leave(self, name: str) -> None:
+        """Its keys are unknown now. Whatever of it ends from here on is not started again."""
+
+    async def end(self, name: str) -> None:
+        """End its processes, and free its partition and its memory."""

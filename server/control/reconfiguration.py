@@ -22,8 +22,7 @@ from ..errors import Conflict, RequestError
 from ..tenants.frontend import ManagedFrontend
 from .controlled_device import ControlledDevice
 from .controller import Controller
-from .device_runtime import DeviceRuntime
-from .tenant_host import Arrival
+from .device_runtime import Arrival, DeviceRuntime
 from .tenant_plan import UNCHANGED, TenantPlan, concerns_shares, plan
 from .together import together
 

@@ -8,16 +8,19 @@ in this one before it is loaded.
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engines import Builds, RuntimeSettings, make_ahead, makes_ahead
+from engines import Builds, CacheFolder, RuntimeSettings, make_ahead, makes_ahead
 from engines.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
 from partitions.health import memory_left
+
+from ..config.schema import ModelsConfig
 
 if TYPE_CHECKING:
     from .model_loader import ModelLoader
@@ -150,3 +153,18 @@ def _sizes(model_loader: "ModelLoader", wanted: Mapping[Key, Wanted]) -> dict[Ke
         except OSError:  # It will be reported when the model is loaded.
             found[key] = 0
     return found
+
+
+CACHE_DIRECTORY = ".greenlane"
+"""The default directory, in the repository; no model's name begins with a dot."""
+
+
+def open_builds(models: ModelsConfig, is_idle: Callable[[], bool] = lambda: True) -> Builds:
+    """The builder for this configuration; directories are created only when something is stored.
+
+    Without `models.cache` that is a directory in the repository, or, where the repository cannot be written, in the user's
+    own directory for caches: $XDG_CACHE_HOME, or else ~/.cache. `is_idle` is as in `Builds`.
+    """
+    own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "greenlane")
+    candidates = [models.cache] if models.cache else [models.repository / CACHE_DIRECTORY, own]
+    return Builds(CacheFolder(candidates), models.build_timeout, compiles=True, is_idle=is_idle)

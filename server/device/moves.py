@@ -12,10 +12,9 @@ from partitions.plan import Granules
 from ..control.descriptions import Paused
 from ..control.device_runtime import halt_all
 from ..facts import milliseconds
-from ..workers.halting import Halting, hold
 from ..workers.placement import Placement, close_all
 from ..workers.worker import Worker
-from ..workers.worker_control import WorkerControl
+from ..workers.worker_control import Halting, WorkerControl, hold
 from .placements import Placements
 from .tenant_locks import TenantLocks
 

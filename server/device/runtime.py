@@ -29,8 +29,8 @@ from ..workers.straining import Straining
 from ..workers.supervision import Supervision
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
+from .ahead import open_builds
 from .budget import bound_executors
-from .cache_paths import open_builds
 from .model_loader import Read, open_model_loader
 from .models import Models
 from .moves import PartitionMoves

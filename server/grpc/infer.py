@@ -11,8 +11,7 @@ from ..inference.in_parts import InferenceInParts
 from ..tenants.auth import Tenancy
 from ..tenants.service import Tenant
 from .messages import ModelInferResponse, ModelStreamInferResponse
-from .response import empty_end
-from .run import Run
+from .run import Run, empty_end
 from .tenant_port import TenantPort, shortened
 from .unread import KeptAnswer
 

@@ -14,12 +14,10 @@ from ..config.tables import ConfigError, dotted
 from ..config.tenant import TenantConfig
 from ..errors import WrongMethod
 from ..tenants.service import SPARE_SLOTS, Service
-from .administration import Administration, Ask
-from .connections import Connections
 from .infer import Infer
 from .messages import HEALTH, INFERENCE
-from .metadata import Metadata
-from .tenant_port import TenantPort
+from .metadata import Administration, Ask, Metadata
+from .tenant_port import Connections, TenantPort
 
 MAX_CONNECTIONS = 16384
 """Open connections, unless a quarter of the descriptors is less. Beyond these gRPC closes new ones; `Connections` closes those

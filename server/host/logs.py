@@ -9,8 +9,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .line_file import LineFile
-from .log_writer import RateLimit, Writer
+from .log_writer import LineFile, RateLimit, Writer
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
 """Control characters, and those that change the direction of a text; ends of lines and tabs are none of them."""

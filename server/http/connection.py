@@ -23,8 +23,7 @@ from ..tenants.model_changes import is_change
 from ..tenants.unread import UnreadAnswers
 from ..tenants.uploads import Uploads
 from . import asgi
-from .body import MAX_DISCARDED, Linger, close_when_sent
-from .chunked import ChunkedBody, LongLines
+from .body import MAX_DISCARDED, ChunkedBody, Linger, LongLines, close_when_sent
 from .connection_limits import Activity, Connections, connections
 from .exchange import Reply
 from .head import Head, could_be_direct

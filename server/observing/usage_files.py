@@ -15,7 +15,7 @@ from pathlib import Path
 from partitions.regular_file import open_regular
 
 from ..accounts.usage import NS, DeviceTotals, Moved, Totals
-from ..host.line_file import MODE
+from ..host.log_writer import MODE
 
 log = logging.getLogger("greenlane.control")
 

@@ -29,8 +29,7 @@ from .supervision import affinity
 from .supervision.mps_group import MpsGroup, memory_limit
 from .supervision.supervised import HostedRuntime, SupervisedDevice
 from .supervision.supervisor import Supervisor
-from .supervision.tenant_processes import DeviceHomes, TenantProcesses
-from .supervision.transfer import TenantSides, TenantTransfers
+from .supervision.tenant_processes import DeviceHomes, TenantProcesses, TenantSides, TenantTransfers
 from .tenant_process import TenantArguments
 
 

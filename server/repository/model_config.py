@@ -17,10 +17,9 @@ from ..protocol.json_document import short, show
 from ..scheduling.batching import largest_batch
 from ..scheduling.queue_policy import Batching, QueuePolicy, read_queues
 from .ensemble import PLATFORM, EnsembleStep, read_steps
-from .model_settings import StatedSettings, from_parameters
+from .model_settings import PARAMETERS, StatedSettings, from_parameters, from_triton
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .triton_schema import MESSAGE
-from .triton_settings import PARAMETERS, from_triton
 from .unserved import alternative, unserved
 
 __all__ = [
@@ -112,7 +111,7 @@ class ModelConfig:
 
 def parse(text: str, source: str) -> ModelConfig:
     """Read a `config.pbtxt`. `source` is its name in errors. Raises ConfigRefused."""
-    return _Reader(source).read(read_text(text, source))
+    return _read(read_text(text, source), source)
 
 
 def from_json(text: str, source: str = "the config parameter") -> ModelConfig:
@@ -120,7 +119,7 @@ def from_json(text: str, source: str = "the config parameter") -> ModelConfig:
 
     A file may have such fields, as it may be made for a newer Triton; in a request they are mistakes.
     """
-    config = _Reader(source).read(read_json(text, source))
+    config = _read(read_json(text, source), source)
     if unknown := [name for name in config.unread if name.endswith(")")]:  # See `pbtxt.Reading`.
         raise ConfigRefused(f"{source}: {unknown[0]}")
     return config
@@ -172,8 +171,16 @@ def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None
     return Batching(signature, most, config.batch_delay, config.preferred_batches), ""
 
 
+def _read(reading: Reading, source: str) -> ModelConfig:
+    """Raises ConfigRefused."""
+    try:
+        return _Reader(source).read(reading)
+    except ValueError as error:
+        raise ConfigRefused(f"{source}: {error}") from error
+
+
 class _Reader:
-    """Reads a protobuf message into a ModelConfig; `source` is its name in errors."""
+    """Reads a protobuf message into a ModelConfig, from this `source`. Raises ValueError with what is wrong."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -182,9 +189,9 @@ class _Reader:
         message = reading.message
         max_batch = message.max_batch_size if message.HasField("max_batch_size") else None
         if (max_batch or 0) < 0:
-            self._refuse(f"max_batch_size is {max_batch}; expected 0 (no batching) or more")
+            raise ValueError(f"max_batch_size is {max_batch}; expected 0 (no batching) or more")
         if why := unserved(message):
-            self._refuse(why)
+            raise ValueError(why)
         settings, others = self._settings(message, max_batch or 0)
         filenames = self._filenames(message)
         return ModelConfig(
@@ -198,10 +205,10 @@ class _Reader:
             preferred_batches=self._preferred(message.dynamic_batching, max_batch),
             versions=self._versions(message.version_policy),
             filenames=filenames,
-            steps=self._steps(message),
+            steps=read_steps(message),
             settings=settings,
             labels=self._labels(message.output),
-            queues=self._queues(message.dynamic_batching),
+            queues=read_queues(message.dynamic_batching),
             unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others if name not in PARAMETERS)),
             message=message,
             source=self._source,
@@ -210,65 +217,53 @@ class _Reader:
     def _settings(self, message: Any, max_batch: int) -> tuple[StatedSettings, list[str]]:
         """How the model runs, Greenlane's parameters before Triton's fields; and the names of all other parameters."""
         texts = {name: message.parameters[name].string_value for name in sorted(message.parameters)}
-        try:
-            ours, others = from_parameters(texts, self._source)
-            return {**from_triton(message, max_batch, self._source), **ours}, others
-        except ValueError as error:
-            self._refuse(str(error))
-
-    def _refuse(self, text: str) -> NoReturn:
-        raise ConfigRefused(f"{self._source}: {text}")
+        ours, others = from_parameters(texts, self._source)
+        return {**from_triton(message, max_batch, self._source), **ours}, others
 
     def _tensors(self, field: str, messages: Any) -> tuple[StatedTensor, ...]:
         tensors = tuple(self._tensor(field, index, message) for index, message in enumerate(messages))
         repeated = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
         if repeated:
-            self._refuse(f"{field} {_name(repeated[0])} is listed twice")
+            raise ValueError(f"{field} {_name(repeated[0])} is listed twice")
         return tensors
 
     def _tensor(self, field: str, index: int, message: Any) -> StatedTensor:
         if not message.name:
-            self._refuse(f"{field}[{index}] has no name")
+            raise ValueError(f"{field}[{index}] has no name")
         datatypes = {datatype.config_name: datatype.name for datatype in DATATYPES.values()}
         config_name = message.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[message.data_type].name
         if config_name not in datatypes:
-            self._refuse(f"{field} {_name(message.name)} has no data_type; expected one such as TYPE_FP32")
+            raise ValueError(f"{field} {_name(message.name)} has no data_type; expected one such as TYPE_FP32")
         where = f"{field} {_name(message.name)}"
         dims = self._dims(f"{where}: ", "dims", message.dims)
         reshape = self._dims(f"{where}: ", "reshape.shape", message.reshape.shape) if message.HasField("reshape") else None
         if reshape is not None and (why := Form(dims, reshape).obstacle()):
-            self._refuse(f"{where} cannot be reshaped from dims to reshape.shape: {why}")
+            raise ValueError(f"{where} cannot be reshaped from dims to reshape.shape: {why}")
         optional = field == "input" and message.optional
         return StatedTensor(message.name, datatypes[config_name], dims, reshape, optional)
 
     def _dims(self, where: str, key: str, values: Any) -> tuple[int, ...]:
         if wrong := [dim for dim in values if dim < 1 and dim != -1]:
-            self._refuse(f"{where}{wrong[0]} in {key} {show(list(values))}; expected 1 or more, or -1")
+            raise ValueError(f"{where}{wrong[0]} in {key} {show(list(values))}; expected 1 or more, or -1")
         return tuple(values)
-
-    def _queues(self, message: Any) -> QueuePolicy | None:
-        try:
-            return read_queues(message)
-        except ValueError as error:
-            self._refuse(str(error))
 
     def _labels(self, outputs: Any) -> dict[str, str]:
         named = {output.name: output.label_filename for output in outputs if output.label_filename}
         for output, path in named.items():
             if path.startswith("/") or ".." in path.split("/") or "\0" in path:
                 expected = "expected the name of a file in the model's directory"
-                self._refuse(f"output {_name(output)}: label_filename is {_name(path)}; {expected}")
+                raise ValueError(f"output {_name(output)}: label_filename is {_name(path)}; {expected}")
         return named
 
     def _preferred(self, message: Any, max_batch: int | None) -> tuple[int, ...]:
         sizes = tuple(sorted(set(message.preferred_batch_size)))
         if sizes and max_batch == 0:
             why = "max_batch_size is 0, so nothing is joined into batches; raise that, or leave the sizes out"
-            self._refuse(f"dynamic_batching.preferred_batch_size is {show(list(sizes))}, but {why}")
+            raise ValueError(f"dynamic_batching.preferred_batch_size is {show(list(sizes))}, but {why}")
         if wrong := [size for size in sizes if size < 1 or (max_batch is not None and size > max_batch)]:
             most = "" if max_batch is None else f" to {max_batch}, the max_batch_size"
             expected = f"expected 1{most or ' or more'}"
-            self._refuse(f"dynamic_batching.preferred_batch_size: {wrong[0]} in {show(list(sizes))}; {expected}")
+            raise ValueError(f"dynamic_batching.preferred_batch_size: {wrong[0]} in {show(list(sizes))}; {expected}")
         return sizes
 
     def _versions(self, message: Any) -> VersionPolicy:
@@ -278,28 +273,26 @@ class _Reader:
         if choice == "specific":
             return self._specific(message.specific.versions)
         if message.latest.HasField("num_versions") and not message.latest.num_versions:
-            self._refuse("version_policy.latest.num_versions is 0; expected 1 or more")
+            raise ValueError("version_policy.latest.num_versions is 0; expected 1 or more")
         return VersionPolicy(latest=message.latest.num_versions or 1)
 
     def _specific(self, versions: Sequence[int]) -> VersionPolicy:
         if not versions or min(versions) < 1:
-            self._refuse(f"version_policy.specific.versions is {show(list(versions))}; expected one or more, each 1 or above")
+            raise ValueError(
+                f"version_policy.specific.versions is {show(list(versions))}; expected one or more, each 1 or above"
+            )
         return VersionPolicy(latest=0, specific=tuple(sorted(set(versions))))
-
-    def _steps(self, message: Any) -> tuple[EnsembleStep, ...]:
-        try:
-            return read_steps(message)
-        except ValueError as error:
-            self._refuse(str(error))
 
     def _filenames(self, message: Any) -> tuple[str, ...]:
         for key in ("platform", "backend"):
             if (value := getattr(message, key)) not in _FILENAMES:
                 served = ", ".join(filter(None, _FILENAMES))
-                self._refuse(f"{key} is {_name(value)}; served here are {served}{alternative(value)}")
+                raise ValueError(f"{key} is {_name(value)}; served here are {served}{alternative(value)}")
         filename = message.default_model_filename
         if filename in (".", "..") or "/" in filename or "\0" in filename:
-            self._refuse(f"default_model_filename is {_name(filename)}; expected the name of a file in the version's directory")
+            raise ValueError(
+                f"default_model_filename is {_name(filename)}; expected the name of a file in the version's directory"
+            )
         return (filename,) if filename else _FILENAMES[message.backend or message.platform]
 
 

@@ -12,8 +12,7 @@ from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from partitions.base import Bandwidth
 from server import app
-from server.check import check
-from server.check_lines import execution_line
+from server.check import check, execution_line
 from server.config.file import load
 from server.config.schema import Config, DeviceConfig
 from tests import encoders

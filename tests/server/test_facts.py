@@ -7,8 +7,7 @@ from server.control.descriptions import ModelMemory, Paused, ReadyShare, TenantM
 from server.control.moves import Move
 from server.control.stretch import LentGranules, WidePartition
 from server.facts import Fact
-from server.observing.baseline import Isolation
-from server.observing.problems import Problem
+from server.observing.overview import Isolation, Problem
 
 ROWS = {
     "a move": (

@@ -3,7 +3,7 @@
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from ...config.tables import ConfigError
 from ...errors import RequestError
 from ...host.backoff import Backoff
 from ...link.occupancy import LEAD
-from ...link.ring import Descriptors
 from ...tenants.frontend import State
 from ..channels import descriptors
 from ..channels.calls import proxy
@@ -174,17 +173,7 @@ class SupervisedDevice(Supervised):
         name: str,
         runtime: RemoteRuntime,
         target: Callable[[Any], None],
-        make_arguments: Callable[
-            [
-                Config,
-                socket.socket,
-                socket.socket,
-                dict[str, Descriptors],
-                Mapping[str, str],
-                Sequence[int],
-            ],
-            Any,
-        ],
+        make_arguments: Callable[..., Any],
         group: MpsGroup | None = None,
     ) -> None:
         super().__init__(name, runtime.label)

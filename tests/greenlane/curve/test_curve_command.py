@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from engines import Work
 from greenlane.__main__ import main
 from greenlane.curve.command import name_of_file
-from greenlane.curve.requests import Source
-from greenlane.report import pictures
+from greenlane.curve.subject import Source
+from greenlane.report import page as reported
 from tests import models
 
 Run = Callable[..., tuple[int, str, str]]
@@ -198,7 +198,7 @@ def test_wrong_command_lines_have_a_status_that_no_target_has(
 def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(
     curve: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    monkeypatch.setattr(reported, "find_spec", lambda _: None)
     status, out, err = curve("tiny", "--plot", "x.png")
     assert status == 2
     assert "--plot needs matplotlib, which is not installed; run scripts/install plots, or leave it out" in err

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from greenlane.curve import measure
 from greenlane.curve.measure import Effort, arrivals, measure_at, mixed, requests_at
-from greenlane.curve.points import Target
+from greenlane.curve.options import Target
 
 TICK = 1e-7
 """Seconds that pass with each look at the clock, so that a loop that only looks ends."""

@@ -9,9 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenlane.curve.curve import Curve, Impossible, shares
-from greenlane.curve.intervals import LEAST, P99, judge, p99, tolerated
-from greenlane.curve.options import Share
-from greenlane.curve.points import LESS, AtRate, Point, Target, best, candidate, doubling, knee, smallest
+from greenlane.curve.options import Share, Target
+from greenlane.curve.points import (
+    LEAST,
+    LESS,
+    P99,
+    AtRate,
+    Point,
+    best,
+    candidate,
+    doubling,
+    judge,
+    knee,
+    p99,
+    smallest,
+    tolerated,
+)
 from greenlane.curve.text import as_json, busy_cores, conclusions, toml, toml_duration
 from tests.fakes import FakeDevice
 

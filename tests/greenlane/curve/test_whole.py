@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from greenlane.__main__ import main
 from greenlane.curve.curve import Curve
-from greenlane.curve.intervals import P99
-from greenlane.curve.points import AtRate, Fit, Point, Target
+from greenlane.curve.options import Target
+from greenlane.curve.points import P99, AtRate, Fit, Point
 from greenlane.curve.whole import Need, conclude, concluded
 from server.config.tenant import TenantConfig
 from tests import models

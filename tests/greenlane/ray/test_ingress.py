@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 
 from greenlane.ray.coordinator import Listed, Listing, Outcome
-from greenlane.ray.ingress import Ingress
-from greenlane.ray.routes import Routes, Tenants
+from greenlane.ray.ingress import Ingress, Routes, Tenants
 from server.tenants.auth import digest
 
 from .upstream import Exchange, upstream

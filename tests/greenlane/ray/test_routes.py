@@ -1,7 +1,7 @@
 """Which server gets a request."""
 
 from greenlane.ray.coordinator import Listed, Listing
-from greenlane.ray.routes import Routes, Tenants
+from greenlane.ray.ingress import Routes, Tenants
 from server.tenants.auth import digest
 
 ONE, TWO = (Listed(id, number, f"http://{id}", "key") for number, id in enumerate(["one", "two"]))

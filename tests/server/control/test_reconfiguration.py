@@ -14,8 +14,8 @@ from server.config.changes import with_options, with_tables
 from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
+from server.control.device_runtime import Arrival
 from server.control.reconfiguration import reconfigure
-from server.control.tenant_host import Arrival
 from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavailable
 from tests.fakes import PATIENCE
 

@@ -20,7 +20,7 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import AtStart
-from server.device import cache_paths
+from server.device import ahead
 from server.device.ahead import CHILD, CONTEXT, COPIES, MOST, Making, at_once, making_of
 from server.device.model_loader import open_model_loader
 from server.device.runtime import Runtime
@@ -288,7 +288,7 @@ async def test_on_a_gpu_children_compile_each_network_once_and_the_server_compil
 ) -> None:
     """A simulated GPU here and in the children. `p` and `q` are one network that was trained twice."""
     caplog.set_level(logging.INFO, "greenlane.engines")
-    monkeypatch.setattr(cache_paths, "Builds", partial(Builds, command=as_simulated.COMMAND))
+    monkeypatch.setattr(ahead, "Builds", partial(Builds, command=as_simulated.COMMAND))
     with opened(tmp_path) as bench:
         for name, structure in (("p", "one"), ("q", "one"), ("r", "another")):
             (tmp_path / "models" / name / "1").mkdir(parents=True)

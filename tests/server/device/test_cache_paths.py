@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.config.schema import ModelsConfig
-from server.device.cache_paths import open_builds
+from server.device.ahead import open_builds
 
 
 def chosen(models: ModelsConfig) -> Path:

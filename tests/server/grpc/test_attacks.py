@@ -11,8 +11,8 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2
 
-from server.grpc.connections import MOST_UNSHOWN
 from server.grpc.server import MAX_FIELDS
+from server.grpc.tenant_port import MOST_UNSHOWN
 from tests.fakes import PATIENCE
 
 from .bench import Bench

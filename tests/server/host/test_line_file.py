@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.host.line_file import LineFile, append
+from server.host.log_writer import LineFile, append
 from server.host.logs import JsonFormatter
 
 

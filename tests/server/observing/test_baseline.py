@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.observing.baseline import ENOUGH, Baseline
 from server.observing.need import Need
+from server.observing.overview import ENOUGH, Baseline
 from server.tenants.statistics import BOUNDS
 
 FAST, SLOW = 3, 5

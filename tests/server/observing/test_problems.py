@@ -2,7 +2,7 @@
 
 import logging
 
-from server.observing.problems import MOST, Problems
+from server.observing.overview import MOST, Problems
 
 
 def test_the_same_within_a_minute_is_one() -> None:

@@ -13,7 +13,7 @@ from server.control.descriptions import AS_CONFIGURED
 from server.errors import Conflict
 from server.processes.remote.remote_frontend import open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
-from server.processes.supervision.transfer import TenantSides, TenantTransfers
+from server.processes.supervision.tenant_processes import TenantSides, TenantTransfers
 from server.tenants.frontend import HttpSide
 from tests.fakes import PATIENCE
 

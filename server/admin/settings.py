@@ -1,4 +1,7 @@
-"""Triton's log settings: its switches by severity are one level here, for all processes but the dispatcher."""
+"""What is changed of a server while it runs: its configuration, read again, and what it logs.
+
+Of Triton's log settings the switches by severity are one level here, for all processes but the dispatcher.
+"""
 
 import logging
 from collections.abc import Callable
@@ -9,14 +12,19 @@ from fastapi import APIRouter, Depends, Request, Response
 from ..api.body import read_object
 from ..api.dependencies import RequireAdmin, ServiceDep
 from ..api.framework import json_response
-from ..api.openapi import operation_id
+from ..api.openapi import errors, operation_id
+from ..control.reload import Reloader
+from ..control.together import completed
 from ..errors import BadRequest
 from ..host import logs
 from ..protocol.json_document import Object, show
+from . import schemas
+from .dependencies import admin_router
 
 log = logging.getLogger("greenlane.admin")
 
-router = APIRouter(include_in_schema=False, generate_unique_id_function=operation_id)
+router = admin_router()
+log_router = APIRouter(include_in_schema=False, generate_unique_id_function=operation_id)
 SetLevel = Callable[[str], None]
 """Sets the level of all processes: debug, info, warning or error."""
 
@@ -31,13 +39,13 @@ async def set_level(request: Request) -> SetLevel:
     return found
 
 
-@router.get("/v2/logging")
+@log_router.get("/v2/logging")
 async def settings(service: ServiceDep) -> Response:
     """What is logged, in Triton's words."""
     return json_response(_settings(service.config.server.log_format))
 
 
-@router.post("/v2/logging", dependencies=[RequireAdmin])
+@log_router.post("/v2/logging", dependencies=[RequireAdmin])
 async def change(service: ServiceDep, request: Request, set_level: Annotated[SetLevel, Depends(set_level)]) -> Response:
     """Change what is logged until the server ends, and return what is logged then. All or nothing."""
     style = service.config.server.log_format
@@ -79,3 +87,22 @@ def _level(given: Object, now: Object) -> str:
         asked = ", ".join(f"{name} {str(on).lower()}" for name, on in zip(_SEVERITIES, switches, strict=True))
         raise BadRequest(f"{asked}: errors are always logged, and what is more severe than something that is logged is too")
     return _LEVELS[sum(switches) - 1]
+
+
+async def _reloader(request: Request) -> Reloader:
+    """The reloader behind this application. Raises Unavailable while the server starts."""
+    found: Reloader = request.app.state.reloader()
+    return found
+
+
+@router.post("/reload", response_model=schemas.Reloaded, responses=errors(409))
+async def reload(reloader: Annotated[Reloader, Depends(_reloader)]) -> Response:
+    """Read the configuration's file again: keys, limits, models, tenants and what else may change while it runs; all of it or
+    nothing.
+
+    409 with every problem of the file, with every key that needs a restart, with every added model that cannot be loaded, or
+    with the arithmetic of shares that do not fit; what was served stays then. Tenants and models that are added are made ready
+    before the answer, which takes as long.
+    """
+    changes = await completed(reloader.reload_on_request())  # As a load is, even if its client disconnects.
+    return json_response(schemas.Reloaded([schemas.ChangedKey(each.key, each.old, each.new) for each in changes]))
