@@ -117,12 +117,7 @@ class SequenceExecutor(BoundTogether):
 
     def describe(self) -> Mapping[str, object]:
         warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
-        return {
-            "graphs": "none",
-            "why": "its models run in turn",
-            "shapes": warm,
-            **self.describe_steps(),
-        }
+        return {"graphs": "none", "why": "its models run in turn", "shapes": warm, **self.describe_steps()}
 
 
 class SequenceWork(WorkInTurn):

@@ -147,9 +147,7 @@ class ChainedContext(Context):
 
 
 def follow(
-    loaded: ChainedPlan,
-    shapes: tuple[Shape, ...],
-    choose: Callable[[int, tuple[Shape, ...], int], tuple[Shape, ...]],
+    loaded: ChainedPlan, shapes: tuple[Shape, ...], choose: Callable[[int, tuple[Shape, ...], int], tuple[Shape, ...]]
 ) -> tuple[Shape, ...]:
     """The shapes of the chain's outputs, for these input shapes.
 

@@ -112,13 +112,7 @@ class TensorRTExecutor:
         self._clock = instance.copies[True].take_clock(partition.stream) if instance.times_itself else None
         self._clock_number = self._clock.number if self._clock else 0
         self._shapes = ReadyShapes(
-            engine.loaded,
-            partition,
-            instance,
-            resources.aux_streams,
-            self._lock,
-            self._recipes,
-            clock=self._clock_number,
+            engine.loaded, partition, instance, resources.aux_streams, self._lock, self._recipes, clock=self._clock_number
         )
         # An inference with data-dependent outputs takes two tables of the ring.
         self._ring_size = RING_LENGTH // 2 if instance.data_dependent else RING_LENGTH

@@ -103,12 +103,7 @@ def _load(
 
 
 def make_ahead(
-    path: Path,
-    device: CudaDevice,
-    settings: RuntimeSettings,
-    max_batch: int | None,
-    builds: Builds,
-    partition: CudaPartition,
+    path: Path, device: CudaDevice, settings: RuntimeSettings, max_batch: int | None, builds: Builds, partition: CudaPartition
 ) -> object:
     """Have children make what a model would wait for when it is loaded and bound to such a partition: its plan, its kernels,
     and what its answers are compared with.

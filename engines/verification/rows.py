@@ -134,12 +134,7 @@ def _dependence(
 
 
 def _beside_large(
-    run: Run,
-    signature: Signature,
-    inputs: Sequence[Array],
-    alone: Sequence[Array],
-    precision: str,
-    bounds: Mapping[str, int],
+    run: Run, signature: Signature, inputs: Sequence[Array], alone: Sequence[Array], precision: str, bounds: Mapping[str, int]
 ) -> Comparison:
     """How the answer to the first row differs beside a much larger row, above and below 0, from that of the row alone.
 

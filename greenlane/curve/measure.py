@@ -156,12 +156,7 @@ def measure(
 
 
 def _measure(
-    partition: Partition,
-    sources: Sequence[Source],
-    depth: int,
-    weights: Sequence[float],
-    target: Target | None,
-    effort: Effort,
+    partition: Partition, sources: Sequence[Source], depth: int, weights: Sequence[float], target: Target | None, effort: Effort
 ) -> Point:
     for source in sources:  # Kernels may be compiled for these shapes, and memory allocated.
         for _ in range(3):

@@ -114,11 +114,7 @@ def compare(alone: Sequence[Samples], beside: Sequence[Samples], control: Sequen
 
 
 def rule(
-    alone: Sequence[Samples],
-    beside: Sequence[Samples],
-    control: Sequence[Samples],
-    busy: float,
-    others: float = 0.0,
+    alone: Sequence[Samples], beside: Sequence[Samples], control: Sequence[Samples], busy: float, others: float = 0.0
 ) -> tuple[Ruling, Growth, Growth]:
     """The verdict on three sets of phases; `busy` is the part of the time in which the aggressor was, beside the victim.
 

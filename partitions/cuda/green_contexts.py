@@ -152,10 +152,7 @@ def split(device: Device, granule_sms: int | None = None) -> Split:
     except RuntimeError:  # From cuda.core, unless driver and bindings are of CUDA 13.1 or newer.
         return _split_by_count(device, size, fine) if fine else CoreSplit(_granules(*_split_evenly(sms, size), fine))
     except (CUDAError, IncompatibleGroups) as error:
-        log.warning(
-            "no structured split; splitting as before CUDA 13.1, with shared work queues: %s",
-            error,
-        )
+        log.warning("no structured split; splitting as before CUDA 13.1, with shared work queues: %s", error)
         return _split_by_count(device, size, fine)
 
 

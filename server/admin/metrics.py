@@ -97,11 +97,7 @@ class ServerCollector(Collector):
     """The metrics of a server at one moment; `reports` are those of its tenants."""
 
     def __init__(
-        self,
-        controller: Controller,
-        observers: Observers,
-        reports: Sequence[tuple[TenantConfig, Report]],
-        now: Details,
+        self, controller: Controller, observers: Observers, reports: Sequence[tuple[TenantConfig, Report]], now: Details
     ) -> None:
         self._controller = controller
         self._observers = observers

@@ -38,8 +38,7 @@ class NamedDevice(Fact):
     granules: list[Granule]
     tenants: Annotated[list[str], "Those that are on it now."]
     state: Annotated[
-        DeviceState,
-        "`incomplete`: a model failed to load; `restarting`: its process has ended, and is started again.",
+        DeviceState, "`incomplete`: a model failed to load; `restarting`: its process has ended, and is started again."
     ]
 
 

@@ -73,12 +73,7 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
         return await _in_turn(tenant, request, lambda: control.load(request, tenant.name, name, config))
 
 
-@router.post(
-    "/{name}/unload",
-    response_class=Response,
-    responses=_DONE,
-    openapi_extra=request_body(schemas.UnloadRequest, {}),
-)
+@router.post("/{name}/unload", response_class=Response, responses=_DONE, openapi_extra=request_body(schemas.UnloadRequest, {}))
 async def unload(tenant: TenantDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
     """Unload a model; its requests are 503 from then on."""
     with tenant.changes.admitted():

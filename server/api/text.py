@@ -44,11 +44,7 @@ async def model(name: ModelName, tenant: TenantDep, service: ServiceDep) -> Resp
 
 
 @router.post(
-    "/v1/embeddings",
-    tags=_TEXTS,
-    response_model=text_schemas.Embeddings,
-    responses=_INFERENCE_ERRORS,
-    openapi_extra=_EMBED,
+    "/v1/embeddings", tags=_TEXTS, response_model=text_schemas.Embeddings, responses=_INFERENCE_ERRORS, openapi_extra=_EMBED
 )
 async def embeddings(request: Request, tenant: TenantDep, service: ServiceDep) -> Response:
     """The embeddings of texts, as OpenAI's API has it."""

@@ -45,13 +45,7 @@ class Texts:
     """
 
     def __init__(
-        self,
-        tenant: Tenant,
-        name: str,
-        options: TextOptions,
-        nbytes: int,
-        priority: int = 0,
-        timeout: float | None = None,
+        self, tenant: Tenant, name: str, options: TextOptions, nbytes: int, priority: int = 0, timeout: float | None = None
     ) -> None:
         self._tenant = tenant
         self._name = name

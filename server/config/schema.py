@@ -22,19 +22,7 @@ from .server import ServerConfig
 from .tables import ConfigError, Section, dotted
 from .tenant import TenantConfig
 from .text import Text
-from .values import (
-    Batches,
-    ByName,
-    Cores,
-    Duration,
-    Location,
-    Looped,
-    Profiles,
-    SizeOr0,
-    WarmUp,
-    Watched,
-    Weights,
-)
+from .values import Batches, ByName, Cores, Duration, Location, Looped, Profiles, SizeOr0, WarmUp, Watched, Weights
 
 
 class DeviceConfig(Section, frozen=True):

@@ -5,18 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from .tables import Section
-from .values import (
-    Digest,
-    Duration,
-    Endpoint,
-    Hosts,
-    KeepAlive,
-    Location,
-    Origins,
-    Size,
-    Text,
-    WatchdogTime,
-)
+from .values import Digest, Duration, Endpoint, Hosts, KeepAlive, Location, Origins, Size, Text, WatchdogTime
 
 
 class ServerConfig(Section, frozen=True):

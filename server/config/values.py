@@ -253,9 +253,7 @@ Endpoint = Annotated[
     Form("text", "the address of a receiver, such as 'http://localhost:4318/v1/traces'"),
 ]
 Location = Annotated[
-    Path,
-    BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]),
-    Form("path", _SOME_TEXT, str),
+    Path, BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]), Form("path", _SOME_TEXT, str)
 ]
 SizeOr0 = Annotated[
     int,
@@ -339,11 +337,7 @@ Cores = Annotated[
 _DIGIT64 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
 _NAME = Annotated[str, Field(min_length=1)]
 DeviceName = Annotated[
-    _NAME,
-    Form(
-        "device's name",
-        "the name of one device as a text, such as '1'; to be on several, have a tenant on each",
-    ),
+    _NAME, Form("device's name", "the name of one device as a text, such as '1'; to be on several, have a tenant on each")
 ]
 _PRINTED = "the 64 hexadecimal digits that `printf %s KEY | sha256sum` prints"
 Digest = Annotated[_DIGIT64, Form("digest", f"a SHA-256 digest: {_PRINTED}", secret=True)]

@@ -137,11 +137,7 @@ class Controller:
         return self.granules_change.locked()
 
     def add(
-        self,
-        runtimes: Mapping[str, DeviceRuntime],
-        name: str = "0",
-        process: DeviceRuntime | None = None,
-        adopts: bool = True,
+        self, runtimes: Mapping[str, DeviceRuntime], name: str = "0", process: DeviceRuntime | None = None, adopts: bool = True
     ) -> ControlledDevice:
         """Add a device by its name and the runtime of each of its tenants, before `start`.
 

@@ -166,11 +166,7 @@ class ModelLoader:
         return made
 
     def attempt(
-        self,
-        name: str,
-        partition: Partition,
-        among: Mapping[str, LoadedModel] = NOTHING,
-        tenant: TenantConfig | None = None,
+        self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING, tenant: TenantConfig | None = None
     ) -> LoadedModel:
         """Prepare and bind a model without logging its problems. `among` is as in `prepare`, `tenant` as in `bind`."""
         loaded = self._bind(self.prepare(name, among=among), partition, tenant)

@@ -94,13 +94,7 @@ class Runtime:
         numbers = {name: number for number, name in enumerate(config.tenants)}
         self.placements = Placements(device, self.workers, self._locks, dict(pages), numbers, max_pause)
         self.moves = PartitionMoves(
-            self.manager,
-            self.workers,
-            self._worker_control,
-            self._locks,
-            max_pause,
-            self._make_worker,
-            self.placements,
+            self.manager, self.workers, self._worker_control, self._locks, max_pause, self._make_worker, self.placements
         )
         limits = {name: config.execution_limit(name) for name in frontends}
         self._supervision = Supervision(

@@ -334,12 +334,7 @@ class TenantModels:
             return await loop.run_in_executor(self._loaders, prepare)
 
     async def _bind(
-        self,
-        tenant: str,
-        prepared: PreparedModel,
-        reservation: Reservation,
-        whole: bool = False,
-        kept: bool = False,
+        self, tenant: str, prepared: PreparedModel, reservation: Reservation, whole: bool = False, kept: bool = False
     ) -> LoadedModel:
         """Bind a model to the tenant's partition, and check that it fits the tenant's budget, and its requests its memory.
 

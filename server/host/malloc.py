@@ -50,10 +50,7 @@ class Tidy:
     """
 
     def __init__(
-        self,
-        work: Callable[[], Hashable],
-        resident: Callable[[], int] | None = None,
-        trim: Callable[[], object] | None = None,
+        self, work: Callable[[], Hashable], resident: Callable[[], int] | None = None, trim: Callable[[], object] | None = None
     ) -> None:
         self._work = work
         self._resident = resident or own_bytes

@@ -178,12 +178,7 @@ class LaunchLoop:
         return body in self._recipes
 
     def learn(
-        self,
-        ticket: Ticket,
-        executor: Any,
-        counter: Counter | None,
-        wide: Twin | None = None,
-        narrow: Twin | None = None,
+        self, ticket: Ticket, executor: Any, counter: Counter | None, wide: Twin | None = None, narrow: Twin | None = None
     ) -> None:
         """Have the loop run tickets like this one from now on, if the executor has a recipe for it.
 

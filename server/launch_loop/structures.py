@@ -117,23 +117,11 @@ class Fence(ctypes.Structure):
 class Pace(ctypes.Structure):
     kept: Any
     """What it refers to."""
-    _fields_ = (
-        ("rate", c_int64),
-        ("free_in", c_int64),
-        ("free_out", c_int64),
-        ("waits", c_uint64),
-        ("neighbours", Neighbours),
-    )
+    _fields_ = (("rate", c_int64), ("free_in", c_int64), ("free_out", c_int64), ("waits", c_uint64), ("neighbours", Neighbours))
 
 
 class Flight(ctypes.Structure):
-    _fields_ = (
-        ("entry", POINTER(Entry)),
-        ("event", c_void_p),
-        ("serial", c_uint64),
-        ("began", c_int64),
-        ("slot", c_uint32),
-    )
+    _fields_ = (("entry", POINTER(Entry)), ("event", c_void_p), ("serial", c_uint64), ("began", c_int64), ("slot", c_uint32))
 
 
 class Loop(ctypes.Structure):

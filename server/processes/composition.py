@@ -85,13 +85,7 @@ class Composition:
             self.supervisor.devices, shared, apart, lambda device, tenant: self._device_process(device, {}, tenant)
         )
         self.controller.tenant_host = TenantProcesses(
-            self.supervisor.http,
-            self._tenants,
-            self._homes,
-            hosted,
-            partial(_hosted, opener),
-            self.controller.on_state,
-            cores,
+            self.supervisor.http, self._tenants, self._homes, hosted, partial(_hosted, opener), self.controller.on_state, cores
         )
 
     def _add_devices(

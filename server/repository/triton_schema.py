@@ -89,11 +89,7 @@ _MESSAGES = {
         "optional DataType data_type 3",
         "repeated string source_input 4",
     ),
-    "BatchOutput": (
-        "repeated string target_name 1",
-        "optional BatchOutputKind kind 2",
-        "repeated string source_input 3",
-    ),
+    "BatchOutput": ("repeated string target_name 1", "optional BatchOutputKind kind 2", "repeated string source_input 3"),
     "ModelOptimizationPolicy": (
         "optional Graph graph 1",
         "optional ModelPriority priority 2",
@@ -111,11 +107,7 @@ _MESSAGES = {
         "repeated GraphSpec graph_spec 3",
         "optional bool output_copy_stream 4",
     ),
-    "GraphSpec": (
-        "optional int32 batch_size 1",
-        "map string:GraphShape input 2",
-        "optional LowerBound graph_lower_bound 3",
-    ),
+    "GraphSpec": ("optional int32 batch_size 1", "map string:GraphShape input 2", "optional LowerBound graph_lower_bound 3"),
     "LowerBound": ("optional int32 batch_size 1", "map string:GraphShape input 2"),
     "GraphShape": ("repeated int64 dim 1",),
     "ExecutionAccelerators": (

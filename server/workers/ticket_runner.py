@@ -98,13 +98,7 @@ class TicketRunner:
         session = self.session
         if self._partition.host_cores is not None and session.link.shares_interpreter:
             self._loop_runs = LoopRuns(
-                session,
-                self._partition,
-                self._executors,
-                self.in_flight,
-                self._cancellations,
-                self._prepares,
-                self._metering,
+                session, self._partition, self._executors, self.in_flight, self._cancellations, self._prepares, self._metering
             )
             self._loop_runs.open()
 

@@ -111,8 +111,7 @@ class Worker:
         """Have the launch loop use those that are not suspended, from its next run on."""
         wide, narrow = self._wide, self._narrow
         loop.use(
-            wide.shared if wide and not wide.suspended else None,
-            narrow.shared if narrow and not narrow.suspended else None,
+            wide.shared if wide and not wide.suspended else None, narrow.shared if narrow and not narrow.suspended else None
         )
 
     @property

@@ -93,12 +93,7 @@ class DeviceProcess(RuntimeServer):
         self._first_pages: dict[str, int] = {}
         """Tenants' activity pages that have come before the device is open."""
         self._channel = Channel(
-            "the supervisor",
-            {
-                **handlers(lambda: self),
-                **serve(ToDeviceProcess)(lambda: self),
-                **serve(Logging)(lambda: self),
-            },
+            "the supervisor", {**handlers(lambda: self), **serve(ToDeviceProcess)(lambda: self), **serve(Logging)(lambda: self)}
         )
         super().__init__(
             arguments.config,

@@ -82,12 +82,7 @@ class TenantHandover:
             raise
 
     def join(
-        self,
-        tenant: str,
-        frontend: RemoteFrontend,
-        granules: Granules,
-        changes: Changes,
-        models: list[str] | None = None,
+        self, tenant: str, frontend: RemoteFrontend, granules: Granules, changes: Changes, models: list[str] | None = None
     ) -> None:
         """The tenant is this device's from now on, and of every process that replaces this one. `models` is as for `adopt`."""
         self._kept.join(tenant, granules, changes, models)

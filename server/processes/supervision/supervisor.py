@@ -62,14 +62,7 @@ class Supervisor:
         self._processes: dict[str, SupervisedProcess] = {}
         self._dispatcher = SupervisedDispatcher(listeners, self._processes, current, self._restarts, refused)
         self.http = SupervisedHttp(
-            self._processes,
-            self._dispatcher,
-            application,
-            on_relinked,
-            pages,
-            current,
-            self._restarts,
-            self._watching,
+            self._processes, self._dispatcher, application, on_relinked, pages, current, self._restarts, self._watching
         )
         for name, frontend in frontends.items():
             process = SupervisedProcess(name, frontend, own.get(name, ()), hosted.get(name))

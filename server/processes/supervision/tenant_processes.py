@@ -129,12 +129,7 @@ class TenantTransfers:
             lock.release()
 
     async def _switch(
-        self,
-        tenant: str,
-        source: RemoteRuntime,
-        target: RemoteRuntime,
-        granules: Granules,
-        keys: Mapping[str, str],
+        self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules, keys: Mapping[str, str]
     ) -> None:
         if source.away:
             raise Unavailable(f"tenant {tenant}: {source.label} has ended and is being started again; move it then")
