@@ -217,7 +217,8 @@ def constant(tensor: bytes, name: str, kind: int, more: int = 0) -> bytes:
 def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> TensorSpec:
     """The input with the initializer of its name, from a model's bytes, as its default; unchanged if there is none.
 
-    `kind` is its TensorProto.DataType. Weights may be in files in the folder of `path`. Blocks. Raises ModelRefused.
+    `kind` is its TensorProto.DataType. A file may keep it in one of five fields or, in the folder of `path`, in another file,
+    so ONNX Runtime reads it, as a model of one constant. Blocks. Raises ModelRefused.
     """
     tensor = initializer(model, spec.name)
     if tensor is None:

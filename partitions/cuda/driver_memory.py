@@ -202,7 +202,11 @@ LOOKS = 5
 
 
 def find_own(nvml: Nvml | None) -> Bytes | None:
-    """What says how much this process has, which an allocation has proven; None if nothing does. A context must be current."""
+    """What says how much this process has, which an allocation has proven; None if nothing does. A context must be current.
+
+    NVML says it by the process's number. In a container with numbers of its own some drivers list other numbers, or 0 bytes
+    (560.35: https://github.com/NVIDIA/open-gpu-kernel-modules/pull/614).
+    """
     if nvml is None:
         return None
     process = os.getpid()

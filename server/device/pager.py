@@ -305,12 +305,12 @@ class Pager:
                 reserved = sum(each.claim.nbytes for each in self._pages[tenant].reservations) if config.paging else 0
                 fits = over <= sum(residents.values()) + reserved
                 raise (BeingLoaded if fits else OverBudget)(refusal(config, claims, needed))
-            sources = {model: self._source(tenant, model) for model in residents}  # One may be unloaded meanwhile.
+            sources = {model: self.source(tenant, model) for model in residents}  # One may be unloaded meanwhile.
             used = await self._last_uses(tenant, residents)
             idle = [Resident(model, nbytes, used[model]) for model, nbytes in residents.items() if model not in busy]
             chosen = choose(idle, over)
             for each in chosen or ():
-                if not await self._page_out(tenant, each.model, sources[each.model]):
+                if not await self.page_out(tenant, each.model, sources[each.model]):
                     busy.add(each.model)
                     break
             if chosen is None:
@@ -326,7 +326,7 @@ class Pager:
         used = await self._frontends[tenant].http_side.last_uses()
         return {model: max(since, used.get(model, 0)) for model, since in pages.since.items()}
 
-    async def _page_out(self, tenant: str, model: ModelKey, source: Source) -> bool:
+    async def page_out(self, tenant: str, model: ModelKey, source: Source) -> bool:
         """Page a model out, unless it has requests; whether it was. With the tenant's lock."""
         began, clients, worker = time.monotonic(), self._frontends[tenant].http_side, self._workers[tenant]
         if not await clients.page_out(model):
@@ -392,7 +392,8 @@ class Pager:
                         found[served.key] = sum(memory.values())
         return found
 
-    def _source(self, tenant: str, model: ModelKey) -> Source:
+    def source(self, tenant: str, model: ModelKey) -> Source:
+        """What a version was loaded from."""
         return next(loaded.sources[model] for loaded in self._served.of(tenant).values() if model in loaded.sources)
 
 

@@ -34,7 +34,8 @@ def encode(
     written: Written,
     final: bool | None = None,
 ) -> bytes:
-    """The answer with the requested outputs, all of them in raw_output_contents, in their order.
+    """The answer with the requested outputs, all of them in raw_output_contents, in their order. It is a copy: the slot can be
+    released afterwards.
 
     `written` has the outputs that are classified. `final`: whether it is the last part, which Triton says in streams, or
     None. Raises Failed if the model's configuration has no reshape for the shape of one.

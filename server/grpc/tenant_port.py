@@ -45,7 +45,11 @@ LOOK_INTERVAL = 1.0
 
 
 class Connections:
-    """Belongs to the event loop. `refuse` returns the error for a connection beyond the number that it is called with."""
+    """Those to one tenant's gRPC port: which have shown a call of the tenant's, and which are closed. gRPC accepts them itself,
+    and says of none that it is open before a call comes. So the sockets of this process are looked at.
+
+    Belongs to the event loop. `refuse` returns the error for a connection beyond the number that it is called with.
+    """
 
     def __init__(self, port: int, refuse: Callable[[int], RequestError]) -> None:
         self._port = port

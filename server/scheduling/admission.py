@@ -4,10 +4,10 @@ import time
 
 from ..errors import DeadlineExceeded, LimitExceeded, QueueFull, Unavailable
 from ..link.messages import ModelKey
-from .deadlines import Deadlines
 from .lender import ENDED as ENDED
 from .lender import Neighbour
 from .limits import LIMITS, RateLimits
+from .pending import Deadlines
 from .scheduler import Scheduler
 
 

@@ -22,11 +22,10 @@ from ..link.slots import Slot
 from .admission import Admission
 from .batch_runs import BatchRuns
 from .batching import batchable
-from .deadlines import Deadlines
 from .lane_statistics import LaneStatistics
 from .launcher import Launcher
 from .part_runs import PartRuns, goes_on, has_begun
-from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
+from .pending import Canceller, Deadlines, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import Batching, QueueLimits, QueuePolicy
 from .scheduler import Scheduler
 from .slot_pool import SlotPool

@@ -10,8 +10,7 @@ from functools import partial
 
 from ..link.messages import Done, Ticket
 from ..link.ring import Tickets
-from .deadlines import Deadlines
-from .pending import PendingRequest
+from .pending import Deadlines, PendingRequest
 from .scheduler import Scheduler
 
 _HIGHEST = 1

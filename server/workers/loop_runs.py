@@ -14,9 +14,7 @@ from engines import Executor, Memo, Work
 from partitions import Partition
 
 from ..link.messages import Done, Extent, ModelKey, Shape, Ticket
-from .cancellations import Cancellations
-from .metering import Metering
-from .session import InFlight, Session
+from .session import Cancellations, InFlight, Metering, Session
 
 log = logging.getLogger("greenlane.worker")
 

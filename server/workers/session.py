@@ -1,19 +1,20 @@
-"""What a worker's threads share while they serve one link."""
+"""What a worker's threads share: the link that they serve, which of them waits, what is cancelled, and what works take."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from threading import Lock, Semaphore
 from typing import Any, NamedTuple
 
-from engines import Room, Tensor, Work
+from engines import Cancelled, OutputsTooLarge, Room, Tensor, Work
+from partitions import DeviceLost
 from partitions.base import Closing
 
-from ..accounts.meter import Counter
-from ..errors import Unavailable
-from ..launch_loop.loop import Broken, LaunchLoop
-from ..link.messages import Ticket
+from ..accounts.meter import Counter, Meter, Place
+from ..errors import Outgrown, Unavailable
+from ..launch_loop.loop import Broken, LaunchLoop, Twin
+from ..link.messages import Failure, ModelKey, Ticket
 from ..link.ring import Link
 from .deferred import DeferredTickets
 from .gil_priority import GilPriority
@@ -173,7 +174,13 @@ class Session:
 
 
 class ThreadRoles:
-    """What the one or two threads of a worker do. Their threads call the methods, unless a method says otherwise.
+    """What the one or two threads of a worker do: one waits for the oldest work while the other listens for tickets. They call
+    the methods, unless a method says otherwise.
+
+    Leader/followers without a handover: each idle thread is blocked in `Tickets.listen`, and the kernel wakes one of them when
+    tickets arrive. That thread enqueues them, then waits for works unless the other thread does. So no inference has to wait
+    until one thread has woken the other. If works end sooner than a thread can be woken, the second thread costs more than it
+    gains. While works are that short one of the two is parked, and the other polls for tickets between two waits.
 
     The second of two threads is parked at first. `wake` makes one listening thread return. `stopped`: the threads should end
     once nothing is in flight. `alone`: the thread that waits for works has to poll for tickets, as no other thread listens.
@@ -253,3 +260,112 @@ class ThreadRoles:
         if self._parked:
             self._parked = self.alone = False
             self._parking.release()
+
+
+WITHDRAWN = Failure("cancelled", "withdrawn before it began")
+"""For tickets that are not started because their requests were released."""
+EXPIRED = Failure("expired", "Request timeout expired before it began")
+"""For tickets that are not started because their deadline has passed."""
+
+
+class Cancellations:
+    """Any thread sets an attribute, in one step; the worker's threads read them.
+
+    `by_slot` has the serial of the ticket that was last cancelled in each slot. `abandoned` is set if all tickets are
+    cancelled, `overrun` if one work, of this serial, ran for too long; each has the failure to report.
+    """
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, int] = {}
+        self.abandoned: Failure | None = None
+        self.overrun: tuple[int, Failure] | None = None
+
+    def covers(self, ticket: Ticket) -> bool:
+        """Whether this ticket is cancelled."""
+        return self.abandoned is not None or self.by_slot.get(ticket.slot) == ticket.serial
+
+    def refusal(self, ticket: Ticket) -> Failure | None:
+        """Why a ticket must not be started: it is cancelled, or its deadline has passed."""
+        if self.covers(ticket):
+            return self.abandoned or WITHDRAWN
+        if time.monotonic() > ticket.deadline:
+            return EXPIRED
+        return None
+
+    def is_refused(self, ticket: Ticket) -> bool:
+        return self.refusal(ticket) is not None
+
+    def reason(self, ticket: Ticket, error: Exception) -> Failure | None:
+        """Why the work of a ticket was cancelled, if not by its client."""
+        if not isinstance(error, Cancelled):
+            return None
+        if self.overrun and self.overrun[0] == ticket.serial:
+            return self.overrun[1]
+        return self.abandoned if self.abandoned is not WITHDRAWN else None
+
+
+def failure_of(error: Exception) -> Failure:
+    """What to report for an error of a work."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, DeviceLost):
+        return Failure("lost", text)
+    if isinstance(error, Outgrown | OutputsTooLarge):
+        return Failure("outgrown", str(error.nbytes))
+    if isinstance(error, Unavailable):
+        return Failure("stopped", text)
+    return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)
+
+
+class Metering:
+    """Counts in the tenant's meter what works take. Of one worker, on a partition of its own; the threads that enqueue and wait
+    for works call it, in turn.
+
+    `hosted`: a work begins when a thread waits for it; otherwise when it is launched, or when the work before it ends.
+    """
+
+    def __init__(self, meter: Meter, home: Place, hosted: bool) -> None:
+        self._meter = meter
+        self._home = home
+        self._hosted = hosted
+        self._counters: dict[tuple[ModelKey, Place], tuple[Any, Counter | None]] = {}
+        self._since = self._last_end = 0
+
+    def counter(self, executor: Any, model: ModelKey, place: Place | None = None) -> Counter | None:
+        """Where the works of an executor are counted, at home or as this place; None if the device adds up what they take."""
+        place = place or self._home
+        found = self._counters.get((model, place))
+        if found is None or found[0] is not executor:
+            found = self._counters[model, place] = executor, self._find(executor, model, place)
+        return found[1]
+
+    def twin(self, placement: SidePlacement | None, model: ModelKey) -> Twin | None:
+        """What runs a model's works on another placement than the home, for the launch loop; None if nothing does."""
+        if placement is None or (executor := placement.executors.get(model)) is None:
+            return None
+        return Twin(executor, self.counter(executor, model, placement.place), placement.demand(model))
+
+    def forget(self, models: Iterable[ModelKey]) -> None:
+        """These models have left: keep their executors no longer. Nothing of them is in flight. Any thread."""
+        gone = frozenset(models)
+        for key in [key for key in list(self._counters) if key[0] in gone]:
+            self._counters.pop(key, None)
+
+    def begin(self, flight: InFlight, now: int) -> None:
+        """A thread begins to wait for the oldest work."""
+        self._since = now if self._hosted else max(flight.launched, self._last_end)
+
+    def end(self, flight: InFlight, ended: int, most: int) -> None:
+        """That work has ended, or failed. It has run for at most so many nanoseconds, if that is known, else less than 0."""
+        self._last_end = ended
+        if flight.counter is not None:
+            took = ended - self._since
+            flight.counter.add(took if most < 0 or took < most else most)
+
+    def _find(self, executor: Any, model: ModelKey, place: Place) -> Counter | None:
+        counter = self._meter.counter(model, place)
+        time = getattr(executor, "device_time", None)
+        if time is None:
+            return counter
+        if time not in counter.device_times:
+            counter.device_times.append(time)
+        return None

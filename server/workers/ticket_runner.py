@@ -20,14 +20,12 @@ from partitions import DeviceLost, Partition
 
 from ..errors import Outgrown
 from ..link.messages import Done, Extent, Failure, Malformed, ModelKey, Ticket
-from .cancellations import Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
 from .loop_runs import LoopRuns
-from .metering import Metering
 from .narrow import NarrowPlacement
 from .pace import Pace
-from .session import InFlight, Session
+from .session import Cancellations, InFlight, Metering, Session, failure_of
 from .wide import WidePlacement
 
 log = logging.getLogger("greenlane.worker")

@@ -14,13 +14,11 @@ from partitions import DeviceLost
 from ..accounts.meter import Meter, Place
 from ..launch_loop.loop import LaunchLoop, open_loop
 from ..link.messages import Failure, ModelKey
-from .cancellations import EXPIRED, WITHDRAWN, Cancellations
 from .gil_priority import GilPriorities
-from .metering import Metering
 from .narrow import NarrowPlacement
 from .pace import Pace
 from .placement import Placement, SidePlacement
-from .session import Endpoint, Session
+from .session import EXPIRED, WITHDRAWN, Cancellations, Endpoint, Metering, Session
 from .stretching import Measured
 from .ticket_runner import BUNDLE, TicketRunner
 from .wide import WidePlacement

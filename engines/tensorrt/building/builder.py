@@ -445,6 +445,8 @@ def _parser_error(error: Any) -> str:
 def kept_timings(config: Any, path: Path) -> Iterator[None]:
     """A build in the block, with this configuration, uses the timings in the file and adds its own. Blocks to read and write.
 
+    They are what the full TensorRT has timed of kernels on a GPU; it ignores those of another version or kind of GPU.
+
     What other builds have added meanwhile stays. A file that cannot be read or written is logged, and costs time only.
     """
     known = b""

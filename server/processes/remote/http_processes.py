@@ -124,7 +124,11 @@ Version = tuple[str, str]
 
 
 def total(lead: Report, helpers: Sequence[Report]) -> Report:
-    """The report of all these processes together, as old as the oldest of them."""
+    """The report of all these processes together, as old as the oldest of them. Pure.
+
+    The lead's lane has the requests of all of them, and counts what it refuses and the batches that run; each process counts
+    the requests of its own connections.
+    """
     helped = _by_version(helpers)
     served = []
     for each in lead.served:

@@ -245,7 +245,7 @@ async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(roo
         key, other = (site.tenant("acme").catalog.find(name).key for name in "ab")
         models = site.runtime.tenant_models.pager
         async with models.locks["acme"]:
-            assert await models._page_out("acme", key, models._source("acme", key))
+            assert await models.page_out("acme", key, models.source("acme", key))
         assert await used(site) == 13
         for count, granules in ((4, NARROW), (2, WIDE)):
             moved = await move(site, acme=count, globex=8 - count)

@@ -381,7 +381,7 @@ async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_bac
     before = placement(site).executors[key]
     pager = site.runtime.tenant_models.pager
     async with pager.locks["acme"]:
-        assert await pager._page_out("acme", key, pager._source("acme", key))
+        assert await pager.page_out("acme", key, pager.source("acme", key))
     assert before.closed  # type: ignore[attr-defined]
     assert key not in placement(site).executors
     await site.infer("acme")

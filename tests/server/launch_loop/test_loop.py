@@ -17,8 +17,7 @@ from server.launch_loop.library import SWITCH, open_library
 from server.launch_loop.loop import MOST_ENTRIES, LaunchLoop, Twin, open_loop
 from server.link.encoding import Serializer, decode_request
 from server.link.messages import NOWHERE, Failure, Malformed
-from server.workers.cancellations import EXPIRED, WITHDRAWN
-from server.workers.session import Session
+from server.workers.session import EXPIRED, WITHDRAWN, Session
 from server.workers.ticket_runner import BUNDLE
 from tests.contract import in_a_thread
 from tests.fakes import FakeEngine

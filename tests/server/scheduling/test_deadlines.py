@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.scheduling.deadlines import EARLY, Deadlines
+from server.scheduling.pending import EARLY, Deadlines
 
 FAR = 3600.0
 

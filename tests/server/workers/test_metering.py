@@ -8,8 +8,7 @@ import pytest
 from engines import Room
 from server.accounts.meter import Counter, Meter, Place
 from server.link.messages import Ticket
-from server.workers.metering import Metering
-from server.workers.session import InFlight
+from server.workers.session import InFlight, Metering
 from tests.launchable import LaunchableEngine, needs_a_compiler
 from tests.server.workers.test_worker import NEVER, Bench, benched
 
