@@ -1,5 +1,6 @@
 """Files, sections, modules and names that the documentation mentions exist."""
 
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,12 @@ HOME = re.compile(r"https://github\.com/greenlane-server/greenlane/(?:blob|tree)
 """README.md is the package's description elsewhere too, so its links are absolute."""
 FOLDERS = "benchmarks|deploy|docs|engines|examples|greenlane|partitions|scripts|server|tests"
 SETTINGS = "".join(path.read_text() for path in (ROOT / "server" / "config").glob("*.py"))
+ROUTES = {
+    re.sub(r"\\{\w+\\}", r"\\w+", re.escape(path)): json.loads(methods)
+    for name in ("openapi", "admin_openapi")
+    for path, methods in re.findall(r"^paths (\S+): (.*)$", (ROOT / f"tests/server/api/{name}.txt").read_text(), re.MULTILINE)
+}
+"""The methods of each route, by a pattern of its paths."""
 LAB = ROOT / "docs/lab"
 """Notes that are not edited: what they name may have gone, and they link to other notes and to recorded results only."""
 
@@ -71,6 +78,17 @@ def test_paths_in_code_exist(page: Path) -> None:
 def test_modules_in_code_exist(page: Path) -> None:
     named = re.findall(r"(?<![\w./-])(?:benchmarks|engines|partitions|server)(?:\.\w+)+", _code(page))
     assert [name for name in named if not name.endswith((".toml", ".service")) and not _is_named(name)] == []
+
+
+@current_page
+def test_routes_are_named_with_a_method_that_they_have(page: Path) -> None:
+    """`GET /v2/repository/index` was in two rows of the alerts, and is 405."""
+    wrong = []
+    for method, path in re.findall(r"\b(GET|POST|PUT) (/[\w/]+)", page.read_text()):
+        methods = [methods for route, methods in ROUTES.items() if re.fullmatch(route, path)]
+        if methods and not any(method.lower() in each for each in methods):
+            wrong.append(f"{method} {path}")
+    assert wrong == []
 
 
 def _prose(page: Path) -> str:
