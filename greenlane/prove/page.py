@@ -144,7 +144,7 @@ GREY, GREEN, ORANGE = "#7b8794", "#12855c", "#d0571f"
 COLOURS: dict[Which, str] = {"alone": GREY, "beside": GREEN, "control": ORANGE}
 LABELS: dict[Which, str] = {"alone": "alone", "beside": "beside it", "control": "control"}
 LENDS: dict[State, tuple[str, str]] = {"off": ("lends nothing", GREY), "on": ("lends", GREEN)}
-WIDTH, LEFT, RIGHT, ROW, GROUP, TOP, BOTTOM = 860, 172, 92, 20, 14, 12, 34
+WIDTH, LEFT, RIGHT, ROW, GROUP, TOP, BOTTOM = 860, 192, 92, 20, 14, 12, 34
 
 
 @dataclass(frozen=True, slots=True)

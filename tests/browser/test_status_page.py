@@ -11,6 +11,7 @@ import pytest_asyncio
 from greenlane.prove.page import render as report
 from greenlane.prove.plan import Pair
 from partitions.health import Health
+from partitions.strain import STRAINS
 from server.config.tenant import TenantConfig
 
 from ..end_to_end import repository
@@ -18,7 +19,7 @@ from ..end_to_end.harness import Served, configuration, cores, serving
 from ..end_to_end.processes import client, configure, running, running_devices
 from ..end_to_end.virtual import VirtualDevice
 from ..end_to_end.wire import SMALL, infer, spin
-from ..greenlane.prove.test_report import findings, result
+from ..greenlane.prove.test_report import findings, result, strained
 from .chromium import Browser, Page, browsing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,6 +28,14 @@ HOSTILE = "<img src=x onerror=document.title='taken'>"
 """The name of a model, which is a folder's."""
 SHOWN = "!document.getElementById('status').hidden"
 LOW_CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+OVERLAPS = """
+    [...document.querySelectorAll("svg")].flatMap((svg) => {
+        const texts = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+        const meet = (a, b) => a.left < b.right + 4 && b.left < a.right + 4 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+        return texts.flatMap(([a, box], at) => texts.slice(at + 1).filter(([, one]) => meet(box, one)).map(([b]) => [a, b]));
+    })
+"""
+"""Texts of a picture with less than 4 pixels between them."""
 KEY = "the admin's"
 
 
@@ -198,6 +207,14 @@ async def test_a_report_of_prove_has_contrast_in_the_dark(browser: Browser, tmp_
         await page.look(scheme=scheme)
         assert await page.evaluate(LOW_CONTRAST) == []
     assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
+
+
+async def test_words_in_a_picture_of_prove_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    for kind in STRAINS:
+        file.write_text(report(strained(kind=kind)))
+        page = await browser.open(file.as_uri())
+        assert await page.evaluate(OVERLAPS) == []
 
 
 async def test_a_wrong_key_says_so(browser: Browser, models: Path) -> None:

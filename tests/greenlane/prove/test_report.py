@@ -67,9 +67,9 @@ def test_all_is_isolated_only_if_every_part_is(found: Findings, word: Word, stat
     assert (found.word, found.status) == (word, status)
 
 
-def strained(beside: float = 3400, word: Word | None = None) -> Findings:
+def strained(beside: float = 3400, word: Word | None = None, kind: str = "memory copy") -> Findings:
     """Findings of isolated tenants, one of which feels a strain of memory."""
-    attack = Attack("memory copy", (), 1, frozenset({200}), "no model", "once", lasting=lambda _: Ask(b""), rate=2800.0)
+    attack = Attack(kind, (), 1, frozenset({200}), "no model", "once", lasting=lambda _: Ask(b""), rate=2800.0)
     one = replace(result(beside, word=word), attack=Beside(attack, attack), moved={"beside": 2700.4, "control": math.nan})
     return replace(findings(result()), unfenced=[Measured(PAIR, "m", 100.0, 0.0001, 0.02, (one,))])
 
