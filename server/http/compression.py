@@ -15,22 +15,33 @@ _STEP = 1 << 20
 """Bytes of output between two checks whether the tenant has memory for more."""
 
 
-async def decompress(body: bytes, encoding: str, limit: int, grow: Callable[[int], None]) -> bytes:
-    """Undo a Content-Encoding. `grow` is called with the size of each decompressed chunk, and may raise.
-
-    Raises what `grow` raises, UnsupportedEncoding, BadRequest for broken data, TooLarge beyond `limit` bytes.
-    """
+def encoding_of(value: str | bytes | None) -> str:
+    """The Content-Encoding that a header's value names, "" for none. Raises UnsupportedEncoding."""
+    encoding = (value.decode("latin-1") if isinstance(value, bytes) else value or "").lower()
     if encoding in ("", "identity"):
-        return body
+        return ""
     if encoding not in _WINDOW:
         raise UnsupportedEncoding(f"Content-Encoding: {encoding[:40]!r}; expected gzip, deflate or identity")
+    return encoding
+
+
+async def decompress(
+    body: bytes, encoding: str, limit: int, grow: Callable[[int], None], where: str = "(server.max_body)"
+) -> bytes:
+    """Undo a Content-Encoding, as `encoding_of` returns it. `grow` is called with the size of each decompressed chunk, and may
+    raise. `where` ends the text on the limit.
+
+    Raises what `grow` raises, BadRequest for broken data, TooLarge beyond `limit` bytes.
+    """
+    if not encoding:
+        return body
     inflater = Inflater(body, encoding)
     size, chunks = 0, [inflater.step(_THREAD_BYTES)]
     while (size := size + len(chunks[-1])) <= limit and not inflater.ended:
         grow(len(chunks[-1]))
         chunks.append(await asyncio.to_thread(inflater.step, _STEP))
     if size > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes, which is the limit (server.max_body)")
+        raise TooLarge(f"the body unpacks to more than {limit} bytes, which is the limit {where}")
     inflater.check()
     return b"".join(chunks)
 

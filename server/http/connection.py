@@ -444,7 +444,7 @@ class HttpConnection(asyncio.Protocol):
                 head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant, head.query)
             inference = HttpInference(head.target, head.length)
             if not head.fits:
-                inference.expect(head.length)
+                inference.expect(head.length, head.headers)
                 head.fits = True
         except Exception as error:
             client, path = self._transport.get_extra_info("peername"), head.path.decode("latin-1")

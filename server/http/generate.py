@@ -16,8 +16,9 @@ from ..protocol.generate import MAX_BYTES, decode, encode, event
 from ..protocol.request import InferRequest
 from ..tenants import audit
 from .body import content_length
+from .compression import encoding_of
 from .disconnects import Receive
-from .exchange import Call, Reply
+from .exchange import Call, Headers, Reply
 from .inference import Target, refusal
 
 _FIELDS = [
@@ -47,8 +48,9 @@ class Generation:
         self._error: Exception | None = None
         self._has_given = self._ended = False
 
-    def expect(self, length: int) -> None:
-        """Check the announced length of the body. Raises TooLarge."""
+    def expect(self, length: int, headers: Headers) -> None:
+        """Check what the headers say of the body. Raises TooLarge, UnsupportedEncoding."""
+        encoding_of(headers.get(b"content-encoding"))
         if length > MAX_BYTES:
             raise TooLarge(f"a body of {length} bytes; the limit for generate is {MAX_BYTES}")
 
@@ -155,7 +157,7 @@ async def respond(
             raise BadRequest("HTTP/1.0 has no chunks, in which events are sent; use HTTP/1.1, or generate for a single part")
         length = content_length(call.headers.get(b"content-length"))
         generation = Generation(target, receive, length)
-        generation.expect(length)
+        generation.expect(length, call.headers)
         generation.begin(await read_body(call, target), call.headers.get(b"traceparent"))
         if not streams:
             return Reply(200, [(b"content-type", b"application/json")], await generation.only_part())

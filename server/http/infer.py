@@ -97,7 +97,7 @@ class Infer:
             target = self.resolve(call.method, call.raw_path, call.headers, query=call.query)
             length = content_length(call.headers.get(b"content-length"))
             inference = HttpInference(target, length)
-            inference.expect(length)
+            inference.expect(length, call.headers)
             outcome = await self._infer(inference, call, target)
             return await _compressed(outcome, call.headers)
         except ClientGone:
@@ -146,9 +146,8 @@ async def _read_body(call: Call, target: Target) -> bytes:
         upload.complete()
         if len(body) > announced:  # It came in chunks.
             target.tenant.lane.admission.charge(0, len(body))
-        if (encoding := call.headers.get(b"content-encoding")) is not None:
-            body = await compression.decompress(body, encoding.decode("latin-1").lower(), target.max_body, upload.reserve_more)
-        return body
+        encoding = compression.encoding_of(call.headers.get(b"content-encoding"))
+        return await compression.decompress(body, encoding, target.max_body, upload.reserve_more)
 
 
 async def _compressed(outcome: Success, headers: Headers) -> Reply:

@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import orjson
 
-from ..errors import BadRequest, TooLarge, Unavailable, refuse
+from ..errors import BadRequest, RequestError, TooLarge, Unavailable, refuse
 from ..inference.inference import Inference
 from ..link.messages import Done
 from ..link.slots import SMALLEST
 from ..protocol.arriving_body import ArrivingBody
 from ..protocol.json_document import Object
 from ..protocol.json_slices import SLICE, extract_row, parse_slices
-from ..protocol.request import Limits
+from ..protocol.request import Limits, check_json
 from ..protocol.response import InferResponse, Written, is_long, write_long
 from ..protocol.time_slices import Returned, Steps
 from ..tenants.service import Tenant
+from .compression import encoding_of
 from .exchange import Headers, Reply
 
 CLOSE = (b"connection", b"close")
@@ -56,18 +57,16 @@ class HttpInference:
         self._inference = Inference(target.tenant, target.name, target.version, length)
         self._on_done: Callable[[Outcome], None] | None = None
 
-    def expect(self, length: int) -> None:
-        """Check the announced length of the body. Raises TooLarge."""
-        if length > self._target.max_body:
-            error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body} (server.max_body)")
+    def expect(self, length: int, headers: Headers) -> None:
+        """Check what the headers say of the body, of which `length` bytes are announced.
+
+        Raises TooLarge, BadRequest, UnsupportedEncoding.
+        """
+        try:
+            self._check(length, headers)
+        except RequestError as error:
             self.count(error)
-            raise error
-        if (tensors := length - self._target.limits.json) > 0:  # At least so many bytes are not JSON, but tensors.
-            try:
-                self._target.tenant.lane.slots.blocks.check(tensors)
-            except TooLarge as error:
-                self.count(error)
-                raise
+            raise
 
     def begin(
         self,
@@ -120,6 +119,16 @@ class HttpInference:
             pass  # Whatever it is, `begin` meets it as well.
         inference.return_slot()
         return None
+
+    def _check(self, length: int, headers: Headers) -> None:
+        _, _, _, limits, max_body = self._target
+        if length > max_body:
+            raise TooLarge(f"a body of {length} bytes; the limit is {max_body} (server.max_body)")
+        if (tensors := length - limits.json) > 0:  # At least so many bytes are not JSON, but tensors.
+            self._target.tenant.lane.slots.blocks.check(tensors)
+        size, encoding = json_length(headers), encoding_of(headers.get(b"content-encoding"))
+        if length and not encoding:
+            check_json(length if size is None else size, length, limits)
 
     def return_slot(self) -> None:
         """Give back the slot, if there is one: the answer was written, or the rest of the body is received elsewhere."""

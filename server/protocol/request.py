@@ -122,7 +122,8 @@ def place(
     if it is free. Otherwise as `decode`.
     """
     if head:
-        request, inputs = _check(SplitBody(_parse(head, limits), None, len(head), length), signature, limits)
+        check_json(len(head), length, limits)
+        request, inputs = _check(SplitBody(parse(head), None, len(head), length), signature, limits)
     elif signature.inputs[0].datatype.size:
         request, inputs = _check_raw(Awaited(0, length), length, signature, limits)
     else:
@@ -166,19 +167,20 @@ def _check(body: RequestBody, signature: Signature, limits: Limits) -> tuple[Inf
     return request, inputs
 
 
-def _parse(data: bytes, limits: Limits) -> Object:
-    if len(data) > limits.json:
+def check_json(size: int, length: int, limits: Limits) -> None:
+    """Check how many bytes of a body of `length` are JSON. Raises BadRequest, TooLarge."""
+    if size > length:
+        raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {length}, the bytes of the body")
+    if size > limits.json:
         limit = f"the limit is {limits.json} (server.max_json_tensor)"
-        raise TooLarge(f"{len(data)} bytes of JSON; {limit}. Send large tensors as binary tensors: {_HINT}")
-    return parse(data)
+        raise TooLarge(f"{size} bytes of JSON; {limit}. Send large tensors as binary tensors: {_HINT}")
 
 
 def _split(body: bytes, header_length: int | None, limits: Limits, document: Object | None) -> SplitBody:
     size = len(body) if header_length is None else header_length
-    if size > len(body):
-        raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {len(body)}, the bytes of the body")
+    check_json(size, len(body), limits)
     if document is None:
-        document = _parse(body if size == len(body) else body[:size], limits)
+        document = parse(body if size == len(body) else body[:size])
     return SplitBody(document, memoryview(body)[size:], size, len(body), header_length is None)
 
 

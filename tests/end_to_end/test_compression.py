@@ -161,6 +161,19 @@ def test_unsupported_encoding_is_415_with_the_supported_ones(http: httpx.Client,
     check(infer(http, "identity", SMALL))
 
 
+@both
+def test_any_body_may_be_packed(http: httpx.Client, encoding: str) -> None:
+    def index(body: bytes) -> httpx.Response:
+        return http.post("/v2/repository/index", content=body, headers={"Content-Encoding": encoding})
+
+    assert index(PACK[encoding](b'{"ready": 5}')).json() == {"error": "ready: 5 is an integer; expected true or false"}
+    assert index(PACK[encoding](b'{"ready": true}')).json()
+    broken, bomb = index(b'{"ready": true}'), index(PACK[encoding](b" " * ((1 << 20) + 1)))
+    assert broken.json()["error"].startswith(f"Content-Encoding: {encoding}, but the body is not {encoding}")
+    assert (broken.status_code, bomb.status_code) == (400, 413)
+    assert bomb.json()["error"] == "the body unpacks to more than 1048576 bytes, which is the limit here"
+
+
 NAMES = [None, "gzip", "deflate"]
 X = np.arange(2000, dtype=np.float32).reshape(40, 50)
 

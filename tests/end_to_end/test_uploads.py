@@ -59,8 +59,11 @@ def in_chunks(nbytes: int) -> bytes:
     )
 
 
+JSON_LENGTH = "Inference-Header-Content-Length"
+TENSORS = f"{JSON_LENGTH}: 2"
+"""For a body that is not all JSON, which has a limit of its own."""
 GIVEN_UP = {
-    "an inference": post(PATH, bytes(4 * MIB), length=5 * MIB),
+    "an inference": post(PATH, bytes(4 * MIB), TENSORS, length=5 * MIB),
     "a packed one": post(PATH, bytes(4 * MIB), "Content-Encoding: gzip", length=5 * MIB),
     "one in chunks": in_chunks(4 * MIB),
     "anything else": post(INDEX, bytes(MIB - 1), length=MIB),
@@ -98,6 +101,16 @@ REFUSED = {
     "an unknown model": (post("/v2/models/nothing/infer", b"{", length=1000), 404),
     "an unknown model, packed": (post("/v2/models/nothing/infer", b"x", "Content-Encoding: gzip", length=1000), 404),
     "another method": (post("/v2/health/live", b"{", length=1000), 405),
+    "JSON over its limit": (post(PATH, b"{", length=2 * MIB), 413),
+    "JSON over its limit, and tensors": (post(PATH, b"{", f"{JSON_LENGTH}: {2 * MIB}", length=3 * MIB), 413),
+    "a length of JSON over the body's": (post(PATH, b"{", f"{JSON_LENGTH}: 1001", length=1000), 400),
+    "a length of JSON that is none": (post(PATH, b"{", f"{JSON_LENGTH}: -1", length=1000), 400),
+    "another encoding": (post(PATH, b"{", "Content-Encoding: br", length=1000), 415),
+    "generate with it": (post("/v2/models/identity/generate", b"{", "Content-Encoding: br", length=1000), 415),
+    "the index with it": (post(INDEX, b"{", "Content-Encoding: br", length=1000), 415),
+    "the index with too much": (post(INDEX, b"{", length=2 * MIB), 413),
+    "texts that are too many": (post("/v1/embeddings", b"{", "Expect: 100-continue", length=2 * MIB), 413),
+    "too many of another encoding": (post(PATH, b"{", "Content-Encoding: br", "Expect: 100-continue", length=1000), 415),
 }
 
 
@@ -131,7 +144,7 @@ def idle(counted: Uploads) -> bool:
     return repr(counted).startswith("<Uploads 0 on their way, 0 of")
 
 
-PLAIN, PACKED = (post(PATH, b"{", *fields, length=6 * MIB) for fields in ([], ["Content-Encoding: gzip"]))
+PLAIN, PACKED = (post(PATH, b"{", *fields, length=6 * MIB) for fields in ([TENSORS], ["Content-Encoding: gzip"]))
 
 
 @pytest.mark.parametrize("data", [PLAIN, PACKED, in_chunks(6 * MIB)], ids=["plain", "packed", "in chunks"])
@@ -213,6 +226,6 @@ def test_idle_http_process_returns_memory(standard: Path, tmp_path_factory: pyte
         with ExitStack() as stack:
             uploaded = [stack.enter_context(Connection(server)) for _ in range(20)]
             for each in uploaded:
-                each.send(post(PATH, bytes(10 * MIB), length=11 * MIB))
+                each.send(post(PATH, bytes(10 * MIB), TENSORS, length=11 * MIB))
             until(lambda: own() > before + 180 * MIB)
         until(lambda: own() < before + SPARE + 16 * MIB)

@@ -217,4 +217,4 @@ async def test_refusals_come_before_the_body_is_submitted(bench: Bench) -> None:
     for each in (first, second):
         each.close(Failed(""))
     with pytest.raises(TooLarge, match="the limit for generate"):
-        Generation(bench.target, bench.receive).expect(1 << 30)
+        Generation(bench.target, bench.receive).expect(1 << 30, {})
