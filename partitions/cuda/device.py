@@ -30,10 +30,11 @@ from ..plan import choose, choose_lent
 from ..strain import Before, Strain, Strained, check, unheld
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
-from .driver_memory import Bytes, DriverMemory, find_own, level
+from .driver_memory import DriverMemory
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels
+from .memory_level import Bytes, find_own, level
 from .nvml import Nvml, open_nvml
 from .pages import PIN_PIECE, pieces, populate
 from .sm_probe import SmProbe, open_probe

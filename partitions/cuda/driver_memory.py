@@ -9,7 +9,7 @@ kernel or graph that was made in between. Other changes of the memory are kept o
 2. Everything else that this process does to the memory is within `DriverMemory.changing`: engines that are loaded and freed,
    contexts, green contexts, pinned memory. A measurement beside it counts for nothing.
 3. NVML says what this process has, so what other processes take does not matter, this one's children included. Where it does
-   not say that (`find_own`), there is only cuMemGetInfo: what the whole device has less. Then a child that uses the GPU is
+   not say that (`memory_level`), there is only cuMemGetInfo: what the whole device has less. Then a child that uses the GPU is
    a change as well, and what other programs take of the same GPU at such a moment counts as ours, as it looks the same. If
    less was taken than before, one has freed memory, and this counts for nothing.
 
@@ -17,18 +17,10 @@ What counts for nothing is reported as `Taken.unmeasured`, unless the same was m
 driver, so it shows no difference when the same is loaded again: see `DriverMemory.charge`.
 """
 
-import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from threading import Condition
-
-from cuda.bindings import driver
-
-from .driver import CUDAError, handle_return
-from .nvml import Nvml
 
 PATIENCE = 0.2
 """Seconds that a measurement waits at most for a change that is under way; the caller may hold locks."""
@@ -188,67 +180,3 @@ class Taken:
 def _difference(before: int | None, after: int | None) -> int | None:
     """How much less there is; None for not known, or if there is more: then something else was freed meanwhile."""
     return None if before is None or after is None or after > before else before - after
-
-
-log = logging.getLogger("greenlane.partitions")
-
-Bytes = Callable[[], int | None]
-
-PROOF = 4 << 20
-"""Bytes: two of the driver's steps, so it takes them from nothing that it has already."""
-POOL_HAS = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
-LOOKS = 5
-"""How often it is looked at most until the pool was the same before and after."""
-
-
-def find_own(nvml: Nvml | None) -> Bytes | None:
-    """What says how much this process has, which an allocation has proven; None if nothing does. A context must be current.
-
-    NVML says it by the process's number. In a container with numbers of its own some drivers list other numbers, or 0 bytes
-    (560.35: https://github.com/NVIDIA/open-gpu-kernel-modules/pull/614).
-    """
-    if nvml is None:
-        return None
-    process = os.getpid()
-    ask = partial(nvml.memory, process)
-    if (before := ask()) is None:
-        log.info("NVML lists no memory of this process (%d)", process)
-        return None
-    try:
-        address = handle_return(driver.cuMemAlloc(PROOF))
-        after = ask()
-        handle_return(driver.cuMemFree(address))
-    except CUDAError as error:
-        log.info("allocating %d bytes to see whether NVML counts them: %s", PROOF, error)
-        return None
-    if after is None or after - before < PROOF:
-        log.info("NVML lists %d bytes of this process (%d), and %s after it allocated %d", before, process, after, PROOF)
-        return None
-    return ask
-
-
-def level(device: int, own: Bytes | None) -> int | None:
-    """Bytes that fall by what the driver takes, and do not change by what its memory pool takes.
-
-    By `own`, if it is given, also not by what other processes take. None if nothing says it, or other threads make the pool
-    grow all the time. A context must be current.
-    """
-    try:
-        pool = handle_return(driver.cuDeviceGetMemPool(device))
-        has = int(handle_return(driver.cuMemPoolGetAttribute(pool, POOL_HAS)))
-        for _ in range(LOOKS):
-            if (free := _free(own)) is None:
-                return None
-            before, has = has, int(handle_return(driver.cuMemPoolGetAttribute(pool, POOL_HAS)))
-            if has == before:
-                return free + has
-    except CUDAError:
-        pass
-    return None
-
-
-def _free(own: Bytes | None) -> int | None:
-    if own is None:
-        free, _total = handle_return(driver.cuMemGetInfo())
-        return int(free)
-    return None if (used := own()) is None else -used

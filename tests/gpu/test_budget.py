@@ -130,7 +130,7 @@ def test_a_model_that_moves_or_is_loaded_again_takes_what_it_took(device: Any, t
 @pytest.mark.parametrize("whose", ["own", "all"])
 def test_how_long_the_driver_takes_to_say_what_is_free(device: Any, tmp_path: Path, figures: Figures, whose: str) -> None:
     """In a quiet process, and beside a thread that loads kernels, which holds a lock of the driver."""
-    from partitions.cuda.driver_memory import find_own, level
+    from partitions.cuda.memory_level import find_own, level
     from partitions.cuda.nvml import open_nvml
 
     loaded, looks = threading.Event(), list[float]()

@@ -34,8 +34,8 @@ RECEIVERS = {
         "parser": "OnnxParser",
         "tensor": "ITensor",
         "library_profile": "IOptimizationProfile",
+        "cache": "ITimingCache",
     },
-    "timings.py": {"config": "IBuilderConfig", "cache": "ITimingCache"},
     "": {
         "plan": "ICudaEngine",
         "config": "IRuntimeConfig",
