@@ -2,6 +2,7 @@ import gc
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,8 +16,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from engines import (
     DATATYPES,
@@ -94,15 +93,6 @@ def texts(load: Loader, partition: CpuPartition) -> Iterator[Executor]:
         yield executor
 
 
-@given(st.lists(st.text()))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_texts_go_through(texts: Executor, elements: list[str]) -> None:
-    encoded = [text.encode() for text in elements]
-    (output,) = texts.enqueue([packed(encoded)]).wait()
-    assert output.shape == (len(elements),)
-    assert unpacked(output) == encoded
-
-
 def test_bytes_that_are_not_utf_8_go_through_bit_by_bit(texts: Executor) -> None:
     elements = [b"fine", b"\xff", b"\0\xfe" * 20]
     (output,) = texts.enqueue([packed(elements)]).wait()
@@ -112,12 +102,6 @@ def test_bytes_that_are_not_utf_8_go_through_bit_by_bit(texts: Executor) -> None
 def test_bytes_that_are_not_in_wire_form_fail_the_work(texts: Executor) -> None:
     with pytest.raises(ExecutionFailed, match="element 0 claims"):
         texts.enqueue([Tensor.of(np.full(8, 255, np.uint8))._replace(shape=(1,))]).wait()
-
-
-def test_many_texts_go_through(texts: Executor) -> None:
-    elements = [b"text %d" % index for index in range(5000)]
-    (output,) = texts.enqueue([packed(elements)]).wait()
-    assert unpacked(output) == elements
 
 
 def test_many_texts_go_with_numbers_in_their_places(load: Loader, partition: CpuPartition) -> None:
@@ -186,12 +170,6 @@ def test_a_tensor_without_elements_needs_no_room(
     with closing(load(models.identity("float", "n, 0")).bind(partition)) as executor:
         assert run(executor, np.zeros((2, 0), np.float32))[0].shape == (2, 0)
     assert not caplog.records
-
-
-def test_texts_without_elements_or_dimensions_go_through(load: Loader, partition: CpuPartition) -> None:
-    with closing(load(models.identity("string", "")).bind(partition)) as executor:
-        (output,) = executor.enqueue([packed([b"one"], ())]).wait()
-    assert (output.shape, unpacked(output)) == ((), [b"one"])
 
 
 def test_outputs_are_laid_out_side_by_side_as_far_as_their_sizes_are_known_and_fit(
@@ -351,14 +329,6 @@ def test_an_optional_input_has_its_initializer_as_default(load: Loader, partitio
             assert run(executor, ones, np.array([5, 7], np.float32), room=memory.room)[0].tolist() == [5, 7]
 
 
-def test_an_engine_is_bound_after_its_file_is_gone(load: Loader, partition: CpuPartition) -> None:
-    path = models.save(load.folder / "m.onnx", models.identity())
-    engine = load_engine(path)
-    path.unlink()
-    with closing(engine.bind(partition)) as executor:
-        assert run(executor, np.ones((1, 1), np.float32))[0].tolist() == [[1]]
-
-
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 64 MiB, nearly all of them weights."""
@@ -395,26 +365,16 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load_engine(tmp_path / "missing.onnx")
 
 
-def test_a_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").mkdir()
-    with pytest.raises(ModelRefused, match=r"model\.onnx: Is a directory$"):
-        load_engine(tmp_path / "model.onnx")
-
-
-@pytest.mark.parametrize("content", [b"", b"not a model\n", b"\xff" * 100, b"\0" * 1000])
-def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "more"), [(b"", " (0 bytes)"), (b"not a model\n", ""), (b"\xff" * 100, ""), (b"\0" * 1000, "")]
+)
+def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, content: bytes, more: str) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelRefused) as caught:
         load_engine(path)
-    assert str(caught.value).startswith(f"{path}: failed to load: not an ONNX file")
+    assert str(caught.value).startswith(f"{path}: failed to load: not an ONNX file{more}")
     assert "\n" not in str(caught.value)
-
-
-def test_an_empty_file_is_refused_as_0_bytes(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").touch()
-    with pytest.raises(ModelRefused, match=r"model\.onnx: failed to load: not an ONNX file \(0 bytes\)$"):
-        load_engine(tmp_path / "model.onnx")
 
 
 def test_a_model_that_was_cut_short_is_refused(tmp_path: Path) -> None:
@@ -426,31 +386,35 @@ def test_a_model_that_was_cut_short_is_refused(tmp_path: Path) -> None:
             load_engine(path)
 
 
-def test_an_operator_that_the_library_lacks_is_named(load: Loader) -> None:
-    with pytest.raises(ModelRefused, match=r"0\.onnx: failed to load: .*Frobnicate"):
-        load("strange (float[n] x) => (float[n] y) { y = Frobnicate(x) }")
+SEQUENCE = "let the model take tensors, and make the sequence of them with SequenceConstruct$"
+OPTIONAL = "make it a plain input, with an initializer of its name as the value of requests without it$"
 
 
 @pytest.mark.parametrize(
-    ("declared", "shown", "cure"),
+    ("source", "why"),
     [
+        ("strange (float[n] x) => (float[n] y) { y = Frobnicate(x) }", "failed to load: .*Frobnicate"),
         (
-            "seq(float[n])",
-            "seq(tensor(float))",
-            "let the model take tensors, and make the sequence of them with SequenceConstruct",
+            "odd (seq(float[n]) x) => (seq(float[n]) y) { y = Identity(x) }",
+            rf"input 'x' has type seq\(tensor\(float\)\), which requests cannot have; {SEQUENCE}",
         ),
         (
-            "optional(float[n])",
-            "optional(tensor(float))",
-            "make it a plain input, with an initializer of its name as the value of requests without it",
+            "odd (optional(float[n]) x) => (optional(float[n]) y) { y = Identity(x) }",
+            rf"input 'x' has type optional\(tensor\(float\)\), which requests cannot have; {OPTIONAL}",
+        ),
+        (
+            "rows (float[n, 2] x) => (seq(float[m]) y) { y = SplitToSequence<keepdims = 0>(x) }",
+            "it has no output that can be served: output 'y' is left out, .*; let the model end",
+        ),
+        (
+            "silent (float[n] x) => () { y = Neg(x) }",
+            "it has no output, so there is nothing to answer with; export it with the",
         ),
     ],
 )
-def test_an_input_that_is_no_tensor_is_refused_with_what_to_do(load: Loader, declared: str, shown: str, cure: str) -> None:
-    with pytest.raises(ModelRefused) as caught:
-        load(f"odd ({declared} x) => ({declared} y) {{ y = Identity(x) }}")
-    why = f"input 'x' has type {shown}, which requests cannot have; {cure}"
-    assert str(caught.value) == f"{load.folder / '0.onnx'}: {why}"
+def test_a_model_that_cannot_be_served_is_refused_with_what_to_do(load: Loader, source: str, why: str) -> None:
+    with pytest.raises(ModelRefused, match=f"^{re.escape(str(load.folder / '0.onnx'))}: {why}"):
+        load(source)
 
 
 ZIPMAP = """zipped (float[n, 2] x) => (int64[n] label, seq(map(int64, float)) probability) {
@@ -490,19 +454,6 @@ def test_outputs_that_are_no_tensors_are_left_out_and_the_others_served(
         for rows in (3, 2, 3):
             data = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) * np.resize([1, -1], (rows, 1)).astype(np.float32)
             assert run(executor, data, room=memory.room, dtype=np.int64)[0].tolist() == data.argmax(1).tolist()
-
-
-def test_a_model_whose_outputs_are_all_left_out_is_refused(load: Loader) -> None:
-    with pytest.raises(
-        ModelRefused, match=r"it has no output that can be served: output 'y' is left out, .*; let the model end"
-    ):
-        load("rows (float[n, 2] x) => (seq(float[m]) y) { y = SplitToSequence<keepdims = 0>(x) }")
-
-
-def test_a_model_without_outputs_is_refused(load: Loader) -> None:
-    """It was ready, and each request for it was 500."""
-    with pytest.raises(ModelRefused, match="it has no output, so there is nothing to answer with; export it with the outputs"):
-        load("silent (float[n] x) => () { y = Neg(x) }")
 
 
 @pytest.mark.parametrize(
@@ -613,12 +564,6 @@ def twice(device: CpuDevice) -> Iterator[CpuPartition]:
     core = device.cores[-1]
     with closing(CpuPartition([0, 1], [core, core], threading.local())) as partition:
         yield partition
-
-
-def test_a_session_s_threads_are_on_the_partition_s_cores(load: Loader, twice: CpuPartition) -> None:
-    before = _threads()
-    with closing(load(models.identity()).bind(twice)):
-        assert set(_added(before, 1).values()) == {str(twice.cores[0])}
 
 
 def test_an_alternate_s_threads_on_lent_cores_are_idle_ones_and_those_on_home_cores_are_not(

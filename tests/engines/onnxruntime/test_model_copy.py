@@ -16,13 +16,6 @@ def test_a_copy_keeps_its_bytes_when_the_file_is_changed_or_deleted(tmp_path: Pa
     copy.close()
 
 
-def test_a_copy_of_nothing_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "model").touch()
-    copy = copy_model(tmp_path / "model")
-    assert (copy.nbytes, copy.view().nbytes) == (0, 0)
-    copy.close()
-
-
 def test_a_model_copy_cannot_be_changed_through_its_path(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"model")
     copy = copy_model(tmp_path / "model")
