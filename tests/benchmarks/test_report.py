@@ -25,7 +25,7 @@ from benchmarks.arrangement import (
 from benchmarks.asks import invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
-from benchmarks.findings import Findings, Throughput, busiest, document, few, table
+from benchmarks.findings import Findings, Throughput, document, few, table
 from benchmarks.isolation import status
 from benchmarks.notes import notes
 from benchmarks.page import render
@@ -87,12 +87,6 @@ def test_the_page_is_self_contained_and_escapes_text(control: bool) -> None:
     assert not re.search(r"https?://|<script|<link", page)
     assert "Isolation &lt;of&gt; everything" in page
     assert "400 &amp; more" in page
-
-
-def test_aggressors_are_summed_up_over_rounds() -> None:
-    (combination, _) = findings().combinations
-    assert busiest(combination, UNDER) == [{"name": "small", "rate": 100.0, "megabytes": 2.0}]
-    assert busiest(combination, ALONE) == []
 
 
 def test_a_victim_with_too_few_samples_for_its_p99_is_named_once() -> None:

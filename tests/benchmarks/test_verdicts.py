@@ -44,13 +44,6 @@ def test_the_control_is_compared_with_itself_alone() -> None:
     assert verdict.word == "isolated"
 
 
-def test_without_a_control_there_is_a_verdict_that_says_so() -> None:
-    combination = Combination("mlp", "small", (phase(ALONE, 1, 2), phase(UNDER, 1, 2)), bound=1.3)
-    verdict = combination.verdict()
-    assert verdict.control is None
-    assert verdict.word == "no control"
-
-
 @pytest.mark.parametrize(("under", "word"), [([flat(11), flat(91)], "too noisy"), ([flat(120), flat(140)], "leaks")])
 def test_with_an_unsteady_baseline_only_ratios_beyond_it_are_a_leak(under: list[Figures], word: str) -> None:
     rounds = {ALONE: [flat(10), flat(90)], UNDER: under, CONTROL_ALONE: [flat(5)] * 2, CONTROL: [flat(20)] * 2}
