@@ -57,7 +57,9 @@ class Settings:
         if not self.fence:
             return [step for number in numbers for victim in self.victims for step in self._round(victim, number)]
         learning = [Step("", LEARNING, aggressor, 0) for aggressor in self.kinds]
-        learning += [Step(next(iter(self.victims)), LEARNING, each, 0) for each in self.kinds if KINDS[each].tried]
+        if tried := [each for each in self.kinds if KINDS[each].tried]:
+            # The victim alone first: a neighbour that was never seen without a hog is a reason to try it much later.
+            learning += [Step(next(iter(self.victims)), LEARNING, each, 0) for each in ("", *tried)]
         return learning + [step for kinds in servers for number in numbers for step in self._one(number, *kinds)]
 
     @property
@@ -67,7 +69,7 @@ class Settings:
 
     def lasts(self, step: "Step") -> float:
         """The seconds of a phase."""
-        least = 0.0 if step.kind != LEARNING else self.trying if step.victim else self.learning
+        least = 0.0 if step.kind != LEARNING else self.trying if step.victim and step.aggressor else self.learning
         return max(least, self.seconds)
 
     def _round(self, victim: str, number: int) -> "Iterator[Step]":
@@ -144,7 +146,7 @@ class Experiment:
 
     def _phase(self, step: Step, port: int) -> Phase:
         jobs: list[OpenLoop | ClosedLoop] = [*self._victims(port, step)] if step.victim else []
-        jobs += self._aggressors(port, step) if step.kind not in (ALONE, CONTROL_ALONE) else []
+        jobs += self._aggressors(port, step) if step.aggressor else []
         start, results = run(jobs)
         samples, tallies, late, sizes, bodies = together(results)
         phase = Phase(step.kind, step.round, start - self._began, samples, _busy(tallies), late, sizes)
