@@ -41,6 +41,7 @@ class Process(Recorder):
         self.channel = Channel("the supervisor", self.handlers())
         self.links: list[Descriptors] = []
         self._ends: list[DescriptorSender | DescriptorReceiver] = []
+        self._supervisors: list[Channel] = []
 
     def hear(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "relink":
@@ -53,10 +54,17 @@ class Process(Recorder):
             end.close()
         self.links = []
 
+    def close_both_ends(self) -> None:
+        """Close its channels at the supervisor, too."""
+        self.close()
+        for channel in self._supervisors:
+            channel.close()
+
     async def join(self, frontend: RemoteFrontend, number: int) -> Channel:
         """Add it to a frontend as the helper of this number."""
         ours, theirs = socket.socketpair()
         channel = Channel("a helper of acme", frontend.handlers_of_helpers())
+        self._supervisors.append(channel)
         await channel.open(ours)
         await self.channel.open(theirs)
         await frontend.add_helper(number, channel)
@@ -66,6 +74,7 @@ class Process(Recorder):
         """Connect it to a frontend."""
         ours, theirs = socket.socketpair()
         channel = Channel("the HTTP process of acme", frontend.handlers())
+        self._supervisors.append(channel)
         await channel.open(ours)
         await self.channel.open(theirs)
         sender, end = descriptors.pair()
@@ -91,15 +100,30 @@ async def frontend() -> AsyncIterator[RemoteFrontend]:
     frontend.close()
 
 
-async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: RemoteFrontend) -> None:
+@pytest.fixture
+async def process(frontend: RemoteFrontend) -> AsyncIterator[Process]:
+    """One that has yet to meet the frontend."""
+    process = Process()
+    yield process
+    process.close_both_ends()
+
+
+@pytest.fixture
+async def helper(frontend: RemoteFrontend) -> AsyncIterator[Process]:
+    """One that has yet to join the frontend."""
+    helper = Process()
+    yield helper
+    helper.close_both_ends()
+
+
+async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: RemoteFrontend, process: Process) -> None:
     frontend.announce("slow")
     await frontend.publish("broken", [], [PROBLEM])
     frontend.set_cores(frozenset({0}))
     frontend.listed()
     frontend.set_state("serving")
     frontend.refuse("draining")
-    process = Process()
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     wanted = Wanted("serving", "", frozenset({0}), listed=True, refused="draining")
     assert process.heard[:-1] == [
         ("follow", wanted._replace(state="starting", listed=False)),
@@ -113,16 +137,15 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     await frontend.drained()
     followed = ("follow", wanted._replace(state="draining"))
     assert process.heard == [followed, ("publish", "slow", [], [PROBLEM]), ("drained",)]
-    channel.close()
-    process.close()
 
 
-async def test_a_new_process_is_starting_until_it_has_all_models_whatever_else_changes(frontend: RemoteFrontend) -> None:
+async def test_a_new_process_is_starting_until_it_has_all_models_whatever_else_changes(
+    frontend: RemoteFrontend, process: Process
+) -> None:
     """Its tenant's own port takes connections by then: it would be ready, and know no model that takes long to open."""
     await frontend.publish("broken", [], [PROBLEM])
     frontend.listed()
     frontend.set_state("serving")
-    process = Process()
     opened = process.gates["publish"] = asyncio.Event()
     meeting = asyncio.create_task(process.meet(frontend))
     await process.hears("publish")
@@ -133,30 +156,25 @@ async def test_a_new_process_is_starting_until_it_has_all_models_whatever_else_c
         await asyncio.sleep(0)
     assert all((each.state, each.listed) == ("starting", False) for (each,) in process.of("follow"))
     opened.set()
-    channel = await meeting
+    await meeting
     assert process.of("follow")[-1] == (wanted,)
-    channel.close()
-    process.close()
 
 
-async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) -> None:
+async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend, process: Process) -> None:
     assert (await frontend.report()).index == ()
     await frontend.drained()
-    process = Process()
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
     process.answers["report"] = ReportFields.of(counted)
     assert await frontend.report() == counted
     process.close()
     assert isinstance(await frontend.report(), Report)
-    channel.close()
 
 
 async def test_the_last_report_is_returned_when_the_process_does_not_answer(
-    frontend: RemoteFrontend, monkeypatch: pytest.MonkeyPatch
+    frontend: RemoteFrontend, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = Process()
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
     process.answers["report"] = ReportFields.of(counted)
     assert (await frontend.report()).age == 0
@@ -167,44 +185,38 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     process.close()
     assert (await frontend.report()).index == counted.index, "nor where it is gone"
     never.close()
-    channel.close()
 
 
-async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(frontend: RemoteFrontend) -> None:
-    lead, helper = Process(), Process()
-    channel = await lead.meet(frontend)
+async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(
+    frontend: RemoteFrontend, process: Process, helper: Process
+) -> None:
+    await process.meet(frontend)
     await frontend.publish("broken", [], [PROBLEM])
-    to_helper = await helper.join(frontend, 2)
+    await helper.join(frontend, 2)
     frontend.suspend("the device is away")
     frontend.fail_in_flight("it has ended")
     await frontend.drained()
     assert helper.names() == ["follow", "publish", "follow", "follow", "fail_in_flight", "follow", "drained"]
-    assert lead.heard[-4:] == helper.heard[-4:]
+    assert process.heard[-4:] == helper.heard[-4:]
     assert [each.suspended for (each,) in helper.of("follow")] == ["", "", "the device is away", "it has ended"]
     used, later = (ModelReport("m", version, ModelStatistics(last=at), 0) for version, at in (("1", 5), ("2", 7)))
-    lead.answers["report"] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
+    process.answers["report"] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
     helper.answers["report"] = ReportFields.of(Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
     found = await frontend.report()
     assert frontend.last_uses_known() == {"m": 7}
     assert (found.index, found.lane, found.slots) == ([PROBLEM], LaneStatistics(1, 2, 3, 9, 6), SlotStatistics(2, 3, 4))
     frontend.remove_helper(2)
     assert (await frontend.report()).lane == LaneStatistics(1, 2, 3, 9, 6), "a counter never falls"
-    for end in (lead, helper):
-        end.close()
-    for each in (channel, to_helper):
-        each.close()
 
 
-async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
-    device, process = Device(), Process()
+async def test_cancel_reaches_the_device(frontend: RemoteFrontend, process: Process) -> None:
+    device = Device()
     frontend.open(device)
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     proxy(FromLead, process.channel).cancel(3, 14)
     while not device.asked:
         await asyncio.sleep(0)
     assert device.asked == [("acme", 3, 14)]
-    channel.close()
-    process.close()
 
 
 async def test_renew_keeps_the_old_link_open(frontend: RemoteFrontend) -> None:
@@ -223,9 +235,8 @@ async def test_a_new_link_leads_to_the_same_memory(frontend: RemoteFrontend) -> 
     assert bytes(links.attach(frontend.descriptors).arena.memory.view[:4]) == b"mine"
 
 
-async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: RemoteFrontend) -> None:
-    process = Process()
-    channel = await process.meet(frontend)
+async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: RemoteFrontend, process: Process) -> None:
+    await process.meet(frontend)
     before = frontend.descriptors
     links.attach(before).arena.memory.view[:4] = b"mine"
     process.answers["relink"] = True
@@ -245,8 +256,6 @@ async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: 
     free()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(before.arena)
-    channel.close()
-    process.close()
 
 
 @pytest.mark.parametrize(("answer", "error"), [(False, Conflict), (OSError("no memory"), Failed)])
@@ -269,10 +278,9 @@ async def test_the_old_link_stays_when_the_process_cannot_change_it(
 
 @pytest.mark.parametrize("gone", ["before it is asked", "before it answers"])
 async def test_a_process_that_ends_while_its_link_changes_leaves_a_new_link_for_its_replacement(
-    frontend: RemoteFrontend, gone: str
+    frontend: RemoteFrontend, process: Process, gone: str
 ) -> None:
-    process = Process()
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     before = frontend.descriptors
     process.answers["relink"] = never = asyncio.Event().wait()
     if gone == "before it is asked":
@@ -291,21 +299,17 @@ async def test_a_process_that_ends_while_its_link_changes_leaves_a_new_link_for_
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(after.arena)
     never.close()
-    channel.close()
 
 
-async def test_relink_waits_for_a_process_that_is_being_started(frontend: RemoteFrontend) -> None:
+async def test_relink_waits_for_a_process_that_is_being_started(frontend: RemoteFrontend, process: Process) -> None:
     relinked = asyncio.ensure_future(frontend.relink())
-    process = Process()
     process.answers["relink"] = True
     await asyncio.sleep(0)
     before = frontend.descriptors
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     (await relinked)()
     assert frontend.descriptors != before
     assert len(process.links) == 1
-    channel.close()
-    process.close()
 
 
 async def test_relink_does_not_wait_for_ever_for_a_process(frontend: RemoteFrontend) -> None:
@@ -317,10 +321,9 @@ async def test_relink_does_not_wait_for_ever_for_a_process(frontend: RemoteFront
     assert (frontend.descriptors, len(os.listdir("/proc/self/fd"))) == (before, opened)
 
 
-async def test_relink_goes_on_when_its_caller_is_cancelled(frontend: RemoteFrontend) -> None:
+async def test_relink_goes_on_when_its_caller_is_cancelled(frontend: RemoteFrontend, process: Process) -> None:
     """Otherwise the process could use the new link, and the device side the old one."""
-    process = Process()
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     answered = asyncio.Event()
 
     async def answer() -> bool:
@@ -337,13 +340,10 @@ async def test_relink_goes_on_when_its_caller_is_cancelled(frontend: RemoteFront
     while frontend.descriptors == before:
         await asyncio.sleep(0)
     before.close()
-    channel.close()
-    process.close()
 
 
-async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: RemoteFrontend) -> None:
-    process = Process()
-    channel = await process.meet(frontend)
+async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: RemoteFrontend, process: Process) -> None:
+    await process.meet(frontend)
     process.heard.clear()
     frontend.fail_in_flight("gone", queued=False)
     frontend.fail_in_flight("gone")
@@ -354,19 +354,16 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
         ("follow", Wanted(suspended="gone")),
         ("drained",),
     ]
-    channel.close()
-    process.close()
+    process.close_both_ends()
     frontend.renew()()
     replacement = Process()
-    channel = await replacement.meet(frontend)
+    await replacement.meet(frontend)
     assert replacement.of("follow") == [(Wanted(suspended="gone"),)] * 2
-    channel.close()
-    replacement.close()
+    replacement.close_both_ends()
 
 
-async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFrontend) -> None:
-    process = Process()
-    channel = await process.meet(frontend)
+async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFrontend, process: Process) -> None:
+    await process.meet(frontend)
     for told in (frozenset({2}), frozenset({3})):
         frontend.assign_cores(told)
     frontend.set_cores(None)
@@ -374,43 +371,37 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     frontend.assign_cores(frozenset({4}))
     await frontend.drained()
     assert [each.cores for (each,) in process.of("follow")][2:] == [{2}, {3}, {3}, {5}, {5}]
-    channel.close()
-    process.close()
 
 
 async def test_configured_front_cores_override_those_of_the_partition() -> None:
     frontend = open_remote(TenantConfig(name="acme", granules=1, models=("*",), front_cores=(0,)))
     process = Process()
     frontend.set_cores(frozenset({5}))
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     assert process.of("follow")[0] == (Wanted(cores=frozenset({0})),)
-    channel.close()
-    process.close()
+    process.close_both_ends()
     frontend.close()
 
 
 async def test_cancelling_a_slot_that_the_link_does_not_have_closes_the_channel(
-    frontend: RemoteFrontend, caplog: pytest.LogCaptureFixture
+    frontend: RemoteFrontend, process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device, process = Device(), Process()
+    device = Device()
     frontend.open(device)
     channel = await process.meet(frontend)
     proxy(FromLead, process.channel).cancel(frontend.descriptors.slots, 1)
     await asyncio.wait_for(channel.closed.wait(), 10)
     assert device.asked == []
     assert f"slot {frontend.descriptors.slots} of {frontend.descriptors.slots}" in caplog.text
-    process.close()
 
 
-async def test_only_the_lead_may_cancel_tickets(frontend: RemoteFrontend) -> None:
-    device, lead, helper = Device(), Process(), Process()
+async def test_only_the_lead_may_cancel_tickets(frontend: RemoteFrontend, process: Process, helper: Process) -> None:
+    device = Device()
     frontend.open(device)
-    channel, to_helper = await lead.meet(frontend), await helper.join(frontend, 2)
+    channel, to_helper = await process.meet(frontend), await helper.join(frontend, 2)
     proxy(FromLead, helper.channel).cancel(0, 1)
     await asyncio.wait_for(to_helper.closed.wait(), 10)
     assert (device.asked, to_helper.distrusted, channel.closed.is_set()) == ([], True, False)
-    for end in (lead, helper, channel):
-        end.close()
 
 
 def shown(process: Process) -> dict[str, str]:
@@ -418,10 +409,11 @@ def shown(process: Process) -> dict[str, str]:
     return {arguments[0]: name for name, *arguments in process.heard if name in ("page_out", "page_in")}
 
 
-async def test_a_model_that_comes_back_while_a_publication_shows_it_paged_out_is_not_shown_so(frontend: RemoteFrontend) -> None:
+async def test_a_model_that_comes_back_while_a_publication_shows_it_paged_out_is_not_shown_so(
+    frontend: RemoteFrontend, process: Process
+) -> None:
     """Its tenant came from another device, which had paged out both. A process begins a call after what follows the call."""
-    process = Process()
-    channel = await process.meet(frontend)
+    await process.meet(frontend)
     process.answers["page_out"], process.gates["page_out"] = True, asyncio.Event()
     served = [ModelVersion("m", version, f"m/{version}#1", SIGNATURE, "onnxruntime_onnx", {}) for version in "12"]
     frontend.change_device([each.key for each in served], "")
@@ -435,36 +427,32 @@ async def test_a_model_that_comes_back_while_a_publication_shows_it_paged_out_is
     await publishing
     await frontend.drained()
     assert set(shown(process).values()) == {"page_in"}, "the call is answered last"
-    process.close()
-    channel.close()
+    process.close_both_ends()
     another = Process()
-    channel = await another.meet(frontend)
+    await another.meet(frontend)
     assert shown(another) == {}
-    another.close()
-    channel.close()
+    another.close_both_ends()
 
 
-async def test_a_process_that_comes_while_a_model_is_paged_out_shows_it_so(frontend: RemoteFrontend) -> None:
-    process, helper = Process(), Process()
-    channel = await process.meet(frontend)
+async def test_a_process_that_comes_while_a_model_is_paged_out_shows_it_so(
+    frontend: RemoteFrontend, process: Process, helper: Process
+) -> None:
+    await process.meet(frontend)
     process.answers["page_out"], process.gates["page_out"] = True, asyncio.Event()
     paging = asyncio.ensure_future(frontend.page_out("m/1#1"))
     await process.hears("page_out")
-    to_helper = await helper.join(frontend, 2)
+    await helper.join(frontend, 2)
     process.gates["page_out"].set()
     assert await paging
     assert shown(helper) == {"m/1#1": "page_out"}
-    for each in (process, helper):
-        each.close()
-    for end in (channel, to_helper):
-        end.close()
 
 
-async def test_a_process_that_comes_while_a_model_comes_back_does_not_show_it_as_paged_out(frontend: RemoteFrontend) -> None:
+async def test_a_process_that_comes_while_a_model_comes_back_does_not_show_it_as_paged_out(
+    frontend: RemoteFrontend, process: Process, helper: Process
+) -> None:
     """It begins a call after the notifications that follow the call."""
-    lead, helper = Process(), Process()
-    channel = await lead.meet(frontend)
-    lead.answers["page_out"] = helper.answers["page_out"] = True
+    await process.meet(frontend)
+    process.answers["page_out"] = helper.answers["page_out"] = True
     helper.gates["page_out"] = asyncio.Event()
     assert await frontend.page_out("m/1#1")
     joining = asyncio.ensure_future(helper.join(frontend, 2))
@@ -473,24 +461,17 @@ async def test_a_process_that_comes_while_a_model_comes_back_does_not_show_it_as
     await helper.hears("page_in")
     helper.heard.clear()
     helper.gates["page_out"].set()
-    to_helper = await joining
+    await joining
     await frontend.drained()
     assert shown(helper) == {"m/1#1": "page_in"}, "the call is answered last"
-    for each in (lead, helper):
-        each.close()
-    for end in (channel, to_helper):
-        end.close()
 
 
-async def test_a_model_with_requests_is_shown_as_paged_out_by_no_helper(frontend: RemoteFrontend) -> None:
-    lead, helper = Process(), Process()
-    channel = await lead.meet(frontend)
-    to_helper = await helper.join(frontend, 2)
-    lead.answers["page_out"], helper.answers["page_out"] = False, True
+async def test_a_model_with_requests_is_shown_as_paged_out_by_no_helper(
+    frontend: RemoteFrontend, process: Process, helper: Process
+) -> None:
+    await process.meet(frontend)
+    await helper.join(frontend, 2)
+    process.answers["page_out"], helper.answers["page_out"] = False, True
     assert not await frontend.page_out("m/1#1")
     await frontend.drained()
     assert shown(helper) == {"m/1#1": "page_in"}
-    for each in (lead, helper):
-        each.close()
-    for end in (channel, to_helper):
-        end.close()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -46,6 +47,12 @@ class Process(Recorder):
         await self.channel.open(theirs)
         await runtime.connect(self.supervisors, sender)
 
+    async def replace(self, before: "Process", runtime: RemoteRuntime) -> None:
+        """Connect it once the one before has ended."""
+        runtime.disconnect("it has ended")
+        before.close()
+        await self.connect(runtime)
+
     def close(self) -> None:
         self.channel.close()
         self.supervisors.close()
@@ -53,12 +60,33 @@ class Process(Recorder):
         self.descriptors.close()
 
 
+Started = tuple[RemoteRuntime, Process, Process]
+
+
 def frontend(name: str) -> RemoteFrontend:
     return open_remote(TenantConfig(name=name, granules=1, models=("*",), memory=1 << 20), linked=False)
 
 
-async def test_a_model_that_children_are_making_is_not_what_ended_the_process() -> None:
-    acme, said = frontend("acme"), list[Loading]()
+@pytest.fixture
+async def acme() -> AsyncIterator[RemoteFrontend]:
+    acme = frontend("acme")
+    yield acme
+    acme.close()
+
+
+@pytest.fixture
+async def started(acme: RemoteFrontend) -> AsyncIterator[Started]:
+    """The first process serves acme on granule 1; the second is to replace it."""
+    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
+    await first.connect(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (1,)})
+    yield runtime, first, second
+    second.close()
+
+
+async def test_a_model_that_children_are_making_is_not_what_ended_the_process(acme: RemoteFrontend) -> None:
+    said = list[Loading]()
     runtime = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, on_loading=said.append)
     runtime.on_loading(Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True))
     assert said == [Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True)]
@@ -67,11 +95,9 @@ async def test_a_model_that_children_are_making_is_not_what_ended_the_process() 
     runtime.on_loading(Loading("acme", "mob", "compiling or loading the kernels of", 0, 0, 2))
     runtime.kept.crashes.on_end("the process")
     assert runtime.kept.crashes.suspects() == {("acme", "mob")}
-    acme.close()
 
 
-async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out() -> None:
-    acme = frontend("acme")
+async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out(acme: RemoteFrontend) -> None:
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
     names = "acme", "globex"
     process.answers |= {
@@ -91,13 +117,11 @@ async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out(
     runtime.tenants.leave("globex")
     assert await runtime.usage() == process.answers["usage"], "also if the process was not asked while it had it"
     process.close()
-    acme.close()
     globex.close()
 
 
-async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has() -> None:
+async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has(acme: RemoteFrontend) -> None:
     """Its replacement is not asked before it has loaded the same models, which may take minutes."""
-    acme = frontend("acme")
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
     process.answers["states"] = states = {"acme": Beside(None, None, [ReadyShare((0, 1), 2, 8)])}
     await process.connect(runtime)
@@ -106,12 +130,13 @@ async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has() -> 
     runtime.disconnect("it has ended")
     assert await runtime.placements.states() == {"acme": Beside(None, None, [])}
     process.close()
-    acme.close()
 
 
-async def test_a_process_has_the_supervisor_keep_no_names_without_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_has_the_supervisor_keep_no_names_without_end(
+    acme: RemoteFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
     """On cores a client may have taken it over."""
-    acme, said = frontend("acme"), list[Loading]()
+    said = list[Loading]()
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, said.append), Process()
     await process.connect(runtime)
     runtime.on_loading(Loading("acme", "m0/1"))
@@ -124,12 +149,10 @@ async def test_a_process_has_the_supervisor_keep_no_names_without_end(caplog: py
     assert (said, runtime.kept.changes("acme")) == ([Loading("acme", "m0/1")], {})
     assert caplog.text.count(f"the process of tenant acme has said {MOST_NAMES} names of models") == 1
     process.close()
-    acme.close()
 
 
-async def test_a_tenants_own_process_may_not_call_its_http_side_in_the_supervisor() -> None:
+async def test_a_tenants_own_process_may_not_call_its_http_side_in_the_supervisor(acme: RemoteFrontend) -> None:
     """It has that itself. What it announced, published or paged out would be kept for another process."""
-    acme = frontend("acme")
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
     ours, theirs = socket.socketpair()
     supervisors = Channel("the process", runtime.handlers_of_hosted())
@@ -139,46 +162,31 @@ async def test_a_tenants_own_process_may_not_call_its_http_side_in_the_superviso
     await asyncio.wait_for(supervisors.closed.wait(), PATIENCE)
     assert supervisors.distrusted
     process.channel.close()
-    acme.close()
 
 
 @pytest.mark.parametrize("loading", [Loading("acme", "m" * 1025), Loading("acme", "m", "d" * 1025)])
-async def test_a_process_that_says_longer_names_than_there_are_is_replaced(loading: Loading) -> None:
-    acme = frontend("acme")
+async def test_a_process_that_says_longer_names_than_there_are_is_replaced(acme: RemoteFrontend, loading: Loading) -> None:
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
     await process.connect(runtime)
     proxy(FromRuntime, process.channel).on_loading(loading)
     await asyncio.wait_for(process.supervisors.closed.wait(), PATIENCE)
     assert process.supervisors.distrusted
     process.close()
-    acme.close()
 
 
-async def test_only_the_first_process_builds_models_on_the_cores_of_others_while_it_starts() -> None:
-    acme = frontend("acme")
-    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
-    await first.connect(runtime)
-    await runtime.open()
-    await runtime.start({"acme": (1,)})
+async def test_only_the_first_process_builds_models_on_the_cores_of_others_while_it_starts(started: Started) -> None:
+    runtime, first, second = started
     own, builds, every = frozenset({0, 1}), frozenset({5}), frozenset(range(6))
     runtime.set_affinity(own, builds, starting=every)
     await asyncio.wait_for(first.hears("set_affinity", own, builds, every), PATIENCE)
-    runtime.disconnect("it has ended")
-    first.close()
-    await second.connect(runtime)
+    await second.replace(first, runtime)
     assert ("set_affinity", own, builds, own) in second.heard
     second.loaded.set()
     await runtime.resumed(PATIENCE)
-    second.close()
-    acme.close()
 
 
-async def test_a_process_that_replaces_another_is_away_until_its_models_are_loaded() -> None:
-    acme = frontend("acme")
-    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
-    await first.connect(runtime)
-    await runtime.open()
-    await runtime.start({"acme": (1,)})
+async def test_a_process_that_replaces_another_is_away_until_its_models_are_loaded(started: Started) -> None:
+    runtime, first, second = started
     assert not runtime.away
     runtime.disconnect("it has ended")
     assert runtime.away
@@ -189,13 +197,11 @@ async def test_a_process_that_replaces_another_is_away_until_its_models_are_load
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert not runtime.away
-    second.close()
-    acme.close()
 
 
-async def test_a_process_gets_the_pages_of_as_many_tenants_as_there_are_before_it_has_read_any() -> None:
+async def test_a_process_gets_the_pages_of_as_many_tenants_as_there_are_before_it_has_read_any(acme: RemoteFrontend) -> None:
     """Each message takes a part of the socket's buffer, which has room for 278 (Linux 6.18, its default of 208 KiB)."""
-    acme, page = frontend("acme"), os.memfd_create("page")
+    page = os.memfd_create("page")
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
     names = [f"tenant-{number}" for number in range(1000)]
     await process.connect(runtime)
@@ -211,48 +217,34 @@ async def test_a_process_gets_the_pages_of_as_many_tenants_as_there_are_before_i
         came += tenants
     assert came == names
     process.close()
-    acme.close()
     os.close(page)
 
 
-async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left() -> None:
-    acme, globex = frontend("acme"), frontend("globex")
-    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
-    await first.connect(runtime)
-    await runtime.open()
-    await runtime.start({"acme": (0,)})
+async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left(started: Started) -> None:
+    globex = frontend("globex")
+    runtime, first, second = started
     change = Change("globex", "b", True)
-    runtime.handover.join("globex", globex, (1,), {"b": change})
-    assert runtime.handover.leave("acme") == ((0,), {})
-    runtime.handover.stay("acme", (0,))
+    runtime.handover.join("globex", globex, (0,), {"b": change})
+    assert runtime.handover.leave("acme") == ((1,), {})
+    runtime.handover.stay("acme", (1,))
     runtime.handover.leave("acme")
     await runtime.handover.release("acme")
-    runtime.disconnect("it has ended")
-    first.close()
-    await second.connect(runtime)
-    assert second.heard == [("open",), ("start", {"globex": (1,)}, {}, AtStart({("globex", "b"): None}))]
+    await second.replace(first, runtime)
+    assert second.heard == [("open",), ("start", {"globex": (0,)}, {}, AtStart({("globex", "b"): None}))]
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert list(runtime.frontends) == ["globex"]
-    second.close()
-    for each in (acme, globex):
-        each.close()
+    globex.close()
 
 
-async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed() -> None:
+async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed(started: Started) -> None:
     """And loads on request no more what its tenants may not call any more."""
-    acme = frontend("acme")
-    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
-    await first.connect(runtime)
-    await runtime.open()
-    await runtime.start({"acme": (1,)})
+    runtime, first, second = started
     for name in ("a", "b"):
         await runtime.models.load("acme", name)
     await runtime.models.use({"acme": ("b", "c")})
     assert first.heard[-1] == ("use", {"acme": ["b", "c"]}, {})
-    runtime.disconnect("it has ended")
-    first.close()
-    await second.connect(runtime)
+    await second.replace(first, runtime)
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert second.heard[1:] == [
@@ -263,16 +255,10 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed()
     assert runtime.kept.lists.of("acme") == ["b", "c"], "for the device that it moves to"
     await runtime.handover.release("acme")
     assert runtime.kept.lists.of("acme") is None
-    second.close()
-    acme.close()
 
 
-async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them() -> None:
-    acme = frontend("acme")
-    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
-    await first.connect(runtime)
-    await runtime.open()
-    await runtime.start({"acme": (1,)})
+async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them(started: Started) -> None:
+    runtime, first, second = started
     runtime.disconnect("it has ended")
     first.close()
     with pytest.raises(Unavailable, match="is being started again"):
@@ -287,5 +273,3 @@ async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them()
         ("use", {"acme": ["b"]}, {}),
     ]
     assert not runtime.away
-    second.close()
-    acme.close()
