@@ -123,7 +123,7 @@ async def ask(
         return body
 
     fields = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
-    fields[b"content-length"] = b"%d" % len(body)
+    fields |= {b"content-length": b"%d" % len(body), b"content-encoding": b"identity"}
     reply = await asgi.respond(application, Call(method, path.encode(), b"", fields, read, None, client))
     return reply.status, reply.body
 

@@ -77,7 +77,7 @@ class RemoteModelControl:
 
 async def _forwarded(forward: Forward, request: Request, body: bytes) -> Response:
     scope = request.scope
-    headers = {**dict(scope["headers"]), b"content-length": b"%d" % len(body)}
+    headers = {**dict(scope["headers"]), b"content-length": b"%d" % len(body), b"content-encoding": b"identity"}
     reply = await forward(
         ForwardedRequest(scope["method"], scope["raw_path"], scope["query_string"], headers, body, scope["client"])
     )

@@ -1,6 +1,7 @@
 """A request through two applications: one that asks, and one that is asked."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from server.api import framework, model_control
 from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.errors import Unavailable
+from server.http.compression import encoding_of
 from server.http.exchange import Reply
 from server.processes.http_side import proxy
 from server.processes.http_side.proxy import ForwardedRequest, answer
@@ -52,6 +54,22 @@ async def test_a_request_is_forwarded_whole_and_its_answer_too() -> None:
     assert told.status_code == 200
     assert told.json() == {"query": "a=b", "body": "text", "field": "value", "client": ["127.0.0.1", 7]}
     assert told.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/admin/echo"), ("GET", "/v2/logging")])
+async def test_a_packed_request_is_unpacked_once(method: str, path: str) -> None:
+    asked = list[ForwardedRequest]()
+
+    async def remember(request: ForwardedRequest) -> Any:
+        asked.append(request)
+        return await ask(request)
+
+    async with near(remember) as http:
+        fields = {"X-Field": "value", "Content-Encoding": "gzip"}
+        await http.request(method, path, content=gzip.compress(b"text"), headers=fields)
+    (only,) = asked
+    assert only.body == (b"text" if method == "PUT" else b"")
+    assert encoding_of(only.headers[b"content-encoding"]) == ""
 
 
 async def test_what_anybody_may_ask_leaves_room_for_administrators() -> None:
