@@ -131,7 +131,8 @@ def _check(total: int, counts: Mapping[str, int]) -> None:
             raise ValueError(f"{name}: {count} granules; every tenant needs at least 1")
     if (wanted := sum(counts.values())) > total:
         terms = " + ".join(f"{name} {count}" for name, count in counts.items())
-        raise DoesNotFit(f"{terms} = {wanted} granules, but the device has {total}: {wanted - total} too many")
+        whole = f" = {wanted}" if len(counts) > 1 else ""
+        raise DoesNotFit(f"{terms}{whole} granules, but the device has {total}: {wanted - total} too many")
 
 
 def ranges(cores: Iterable[int]) -> str:

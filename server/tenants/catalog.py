@@ -262,7 +262,7 @@ class Catalog:
                 return Unavailable(f"model {name!r} is {entry.state.lower()}: {entry.reason or 'try again soon'}")
         if name not in self._entries and self.expected and self.expected(name):
             return Unavailable(
-                f"model {name!r}: which models there are is not known yet, as the server is starting; try again soon"
+                f"model {name!r}: the server is starting, and does not know yet which models there are; try again soon"
             )
         if name in self._served:
             return NotFound(f"Request for unknown model: {name!r} version {version} is not found")

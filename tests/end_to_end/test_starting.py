@@ -19,7 +19,7 @@ from .processes import configure, running_module, tenant
 from .wire import SMALL, infer, until
 
 FORMS = ("uvicorn", "cores", "device", "several")
-LOADING = "model 'identity': which models there are is not known yet, as the server is starting; try again soon"
+LOADING = "model 'identity': the server is starting, and does not know yet which models there are; try again soon"
 OPENAI = {"model": "identity", "input": "a"}
 
 

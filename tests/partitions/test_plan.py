@@ -83,6 +83,8 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(DoesNotFit) as caught:
         assign(15, {}, {"acme": 9, "globex": 7, "initech": 1})
     assert str(caught.value) == "acme 9 + globex 7 + initech 1 = 17 granules, but the device has 15: 2 too many"
+    with pytest.raises(DoesNotFit, match=r"^acme 3 granules, but the device has 2: 1 too many$"):
+        assign(2, {}, {"acme": 3})
 
 
 @given(st.integers(1, 30), st.dictionaries(NAMES, st.integers(1, 30), min_size=1))
@@ -91,7 +93,7 @@ def test_a_plan_is_refused_exactly_when_its_sum_exceeds_the_device(total: int, c
     if wanted <= total:
         assert sum(map(len, assign(total, {}, counts).values())) == wanted
     else:
-        with pytest.raises(DoesNotFit, match=f"= {wanted} granules, but the device has {total}: {wanted - total} too many"):
+        with pytest.raises(DoesNotFit, match=f"{wanted} granules, but the device has {total}: {wanted - total} too many"):
             assign(total, {}, counts)
 
 

@@ -196,7 +196,7 @@ async def test_if_one_device_refuses_none_commits_and_all_discard(site: Site, st
 
 
 async def test_what_does_not_fit_one_device_is_tried_on_none(site: Site) -> None:
-    with pytest.raises(DoesNotFit, match="globex 5 = 5 granules, but the device has 4: 1 too many"):
+    with pytest.raises(DoesNotFit, match="globex 5 granules, but the device has 4: 1 too many"):
         await site.controller.repartition({"acme": 1, "globex": 5})
     assert (site.steps, site.held) == ([], BEFORE)
 

@@ -72,7 +72,7 @@ def test_before_the_models_are_known_only_names_that_the_tenant_may_call_are_una
     made = Catalog()
     made.expected = {"m", "n"}.__contains__
     made.announce("n")
-    with pytest.raises(Unavailable, match=r"^model 'm': which models there are is not known yet, as the server is starting;"):
+    with pytest.raises(Unavailable, match=r"^model 'm': the server is starting, and does not know yet which models there are;"):
         made.route("m", "1")
     with pytest.raises(NotFound):
         made.find("other")
