@@ -119,16 +119,13 @@ def test_the_loop_is_narrow_while_a_neighbour_is_at_work_and_home_when_all_have_
     assert bench.worker.narrow
     enqueued, (home, narrow) = bench.script.reached["enqueue"], bench.launched()
     counted = bench.worker.narrow.statistics.launches
-    for number in range(20):
-        bench.run(number)
+    bench.run_all(20)
     assert bench.launched() == (home + 20, narrow)
     bench.know(bench.worker.narrow)
     bench.neighbours[0].activity.begin()
-    for number in range(20):
-        bench.run(number)
+    bench.run_all(20)
     assert bench.launched() == (home + 20, narrow + 20)
-    for number in range(3):
-        bench.run(number, model=TINY)
+    bench.run_all(3, model=TINY)
     assert bench.launched() == (home + 23, narrow + 20)
     bench.neighbours[0].activity.end()
     bench.run(1)
@@ -150,8 +147,7 @@ def test_the_loop_learns_what_works_take_at_home_and_narrow_apart(bench: Looping
     assert (home > 0, placement.measured()[HOG].narrow) == (True, 0)
     placement.demand(HOG).moved = 10**15
     bench.neighbours[0].activity.begin()
-    for number in range(3):
-        bench.run(number)
+    bench.run_all(3)
     assert placement.measured()[HOG].home == home
     assert placement.measured()[HOG].narrow > 0
 
@@ -202,21 +198,18 @@ def test_what_has_no_graph_on_the_narrow_placement_is_run_there_by_the_worker_an
     hog = bench.placed(1)[0]
     hog.launchable = False
     bench.placed(0)[0].revoke()
-    for number in range(20):
-        bench.run(number)
+    bench.run_all(20)
     home, enqueued = bench.placed(0)[0].launched, bench.script.reached["enqueue"]
     bench.run(1)
     assert (bench.placed(0)[0].launched, bench.script.reached["enqueue"]) == (home + 1, enqueued), "the loop knows it at home"
     assert bench.worker.narrow
     bench.know(bench.worker.narrow)
     bench.neighbours[0].activity.begin()
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert (bench.narrow.stream.ran, bench.script.reached["enqueue"]) == (5, enqueued + 5)
     hog.launchable = True
     hog.revoke()  # It has been captured there by now.
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert hog.launched > 0
     assert bench.placed(0)[0].launched == home + 1
 
@@ -233,13 +226,11 @@ def test_after_suspending_everything_is_at_home_and_after_resuming_narrow_again(
     assert bench.flying() == (0, 0), "it waits for the works of the loop"
     assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
     _, narrow = bench.launched()
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert (bench.launched()[1], bench.narrow.stream.ran) == (narrow, 0)
     bench.worker.resume(placement)
     bench.know(placement)
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert bench.launched()[1] > narrow
 
 
@@ -274,8 +265,7 @@ def test_a_placement_that_is_taken_away_from_a_worker_that_serves_is_used_no_mor
     bench.worker.revoke()
     bench.worker.narrow = None
     placement.close()
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert bench.narrow.closed
 
 
@@ -286,8 +276,7 @@ def test_an_engine_may_be_closed_on_the_narrow_placement_at_any_moment(bench: Lo
     bench.run(0)
     bench.worker.narrow.executors.pop(HOG).close()
     home, _ = bench.launched()
-    for number in range(3):
-        bench.run(number)
+    bench.run_all(3)
     assert bench.launched()[0] >= home + 2
 
 
@@ -326,8 +315,7 @@ def test_the_loop_of_the_next_worker_uses_the_placement_that_it_takes_over(bench
     bench.neighbours[0].activity.begin()
     bench.run(1)
     (_, narrow), enqueued = bench.launched(), bench.script.reached["enqueue"]
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert (bench.launched()[1], bench.script.reached["enqueue"]) == (narrow + 5, enqueued)
     bench.worker.retire()
     assert not bench.narrow.closed
@@ -490,15 +478,13 @@ def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_al
         bench.worker.wide.times_of((HOG, ((1,),))).home = 10**9  # type: ignore[union-attr]
         (wide,) = [each for each in bench.engine.executors if each.partition is bench.wide]
         assert isinstance(wide, LaunchableExecutor)
-        for number in range(3):
-            bench.run(number)
+        bench.run_all(3)
         enqueued = bench.script.reached["enqueue"]
         bench.neighbours[0].activity.begin()
         bench.know(placement)
         _, narrow = bench.launched()
         gone_wide = wide.launched
-        for number in range(5):
-            bench.run(number)
+        bench.run_all(5)
         assert (bench.launched()[1], wide.launched, bench.script.reached["enqueue"]) == (narrow + 5, gone_wide, enqueued)
         (home, narrow), stayed = bench.launched(), bench.worker.wide.statistics.why_home()["fenced"]  # type: ignore[union-attr]
         for number in range(5):

@@ -85,12 +85,10 @@ def bench() -> Iterator[Looping]:
 
 def test_the_loop_goes_wide_while_the_lenders_rest(bench: Looping) -> None:
     home, wide = bench.launched()
-    for number in range(20):
-        bench.run(number)
+    bench.run_all(20)
     assert bench.launched() == (home, wide + 20)
     bench.lenders[0].activity.begin()
-    for number in range(20):
-        bench.run(number)
+    bench.run_all(20)
     assert bench.launched() == (home + 20, wide + 20)
     assert bench.worker.wide
     assert bench.worker.wide.statistics.launches >= 20
@@ -104,11 +102,9 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
     assert loop
     before, enqueued = statistics.why_home(), bench.script.reached["enqueue"]
     bench.lenders[0].activity.begin()
-    for number in range(3):
-        bench.run(number)
+    bench.run_all(3)
     bench.lenders[0].activity.set_lends(False)
-    for number in range(2):
-        bench.run(number)
+    bench.run_all(2)
     bench.lenders[0].activity.set_lends(True)
     bench.lenders[0].activity.end()
     loop._times[0].wide = bench.worker.wide.limit + 1
@@ -167,8 +163,7 @@ def test_after_narrowing_everything_is_at_home_and_after_widening_the_loop_learn
     assert bench.worker.wide.suspend().result(PATIENCE) is None
     bench.worker.revoke()
     _, wide = bench.launched()
-    for number in range(5):
-        bench.run(number)
+    bench.run_all(5)
     assert bench.launched()[1] == wide
     bench.worker.resume(bench.worker.wide)
     bench.learn()

@@ -71,6 +71,11 @@ class Fenced(Bench):
         self.put(self.ticket(slot, number, model=model))
         assert self.answer(self.next()) == [number]
 
+    def run_all(self, count: int, model: str = HOG) -> None:
+        """One after another."""
+        for number in range(count):
+            self.run(number, model=model)
+
     def ran(self) -> tuple[int, int]:
         """Works that ran at home and narrow."""
         return self.partition.stream.ran, self.narrow.stream.ran
@@ -128,8 +133,7 @@ def test_what_draws_too_much_is_narrow_while_a_neighbour_is_at_work_and_home_whe
         assert (bench.ran(), placement.applies()) == ((1, 0), False)
         bench.know(placement)
         bench.neighbours[1].activity.begin()
-        for number in range(5):
-            bench.run(number)
+        bench.run_all(5)
         assert (bench.ran(), placement.applies()) == ((1, 5), True)
         bench.run(7, model=TINY)
         assert bench.ran() == (2, 5)
@@ -394,8 +398,7 @@ def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_al
         bench.run(1)
         assert bench.wide.stream.ran == 1
         bench.neighbours[0].activity.begin()
-        for number in range(3):
-            bench.run(number)
+        bench.run_all(3)
         assert (bench.wide.stream.ran, bench.narrow.stream.ran) == (1, 3)
         gate = bench.begin(*[bench.ticket(slot, slot) for slot in range(3)])
         bench.wait_for_enqueued(bench.script.reached["run"] + 2)

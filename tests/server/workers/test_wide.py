@@ -51,6 +51,11 @@ class Borrower(Bench):
         self.put(self.ticket(slot, number))
         assert self.answer(self.next()) == [number]
 
+    def run_all(self, count: int) -> None:
+        """One after another."""
+        for number in range(count):
+            self.run(number)
+
     def run_at_home(self, number: int = 1) -> None:
         """Run one while a lender has a request open."""
         self.lenders[0].activity.begin()
@@ -90,8 +95,7 @@ def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_lenders_re
         bench.run(0)
         assert bench.wide.stream.ran == 0
         bench.slow_down()
-        for number in range(5):
-            bench.run(number)
+        bench.run_all(5)
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (1, 5)
         bench.lenders[1].activity.begin()
         bench.run(7)
@@ -152,8 +156,7 @@ def test_a_work_that_a_lender_comes_back_to_is_counted_and_not_learnt_from() -> 
 
 def test_what_takes_longer_than_the_lenders_allow_stays_home() -> None:
     with borrower(limit=1) as (bench, placement):
-        for number in range(4):
-            bench.run(number)
+        bench.run_all(4)
         assert placement.statistics.launches == 0
         assert placement.statistics.why_home()["too_long"] == 3, "the first was not measured yet"
         ((model, home, wide),) = bench.worker.too_long()
