@@ -23,16 +23,6 @@ def aside(function: Callable[[], T]) -> T:
     return in_a_thread(function)[1].result(PATIENCE)
 
 
-def test_an_attached_thread_is_pinned_to_the_partition_s_cores(device: CpuDevice, partition: CpuPartition) -> None:
-    def attach() -> tuple[bool, bool, set[int]]:
-        before = partition.attached
-        partition.attach()
-        return before, partition.attached, os.sched_getaffinity(0)
-
-    assert aside(attach) == (False, True, {device.cores[0]})
-    assert not partition.attached
-
-
 def test_a_thread_belongs_to_the_partition_it_was_attached_to_last(device: CpuDevice, partition: CpuPartition) -> None:
     last = device.carve([len(device.cores) - 1])
 
@@ -159,17 +149,6 @@ def test_a_kernel_that_refuses_idle_threads_is_logged_once_and_they_run(
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "threads on lent cores have the usual priority and delay the lender's, as SCHED_IDLE was refused"
     ]
-
-
-def test_a_thread_attached_to_the_home_partition_works_for_the_wide_one(partition: CpuPartition, wide: CpuPartition) -> None:
-    def wait() -> tuple[int, list[int]]:
-        seen: list[int] = []
-        partition.attach()
-        wide.stream.wait(put(wide.stream, lambda: seen.append(get_ident())))
-        return get_ident(), seen
-
-    thread, seen = aside(wait)
-    assert seen == [thread]
 
 
 # Streams
@@ -382,12 +361,6 @@ def test_a_quota_that_leaves_fewer_cores_than_the_process_may_run_on_is_warned_o
 @pytest.mark.usefixtures("eight_cores")
 def test_a_system_without_cgroups_leaves_every_core(tmp_path: Path) -> None:
     assert len(open_cpu(root=tmp_path).cores) == 8
-
-
-def test_this_machine_s_cores_are_among_those_the_process_may_use() -> None:
-    device = open_cpu()
-    assert device.cores
-    assert set(device.cores) <= os.sched_getaffinity(0)
 
 
 def test_a_process_that_is_confined_is_offered_its_own_cores_only(tmp_path: Path) -> None:
