@@ -6,6 +6,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from . import thread_priority
+
 _PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>: send a signal when the thread that started this process ends."""
 _NICE = 19
@@ -25,8 +27,7 @@ def die_with_parent(parent: int) -> None:
 
 def lower_priority(cores: frozenset[int]) -> None:
     """Run on these cores, if any are given, and with the lowest normal priority."""
-    with suppress(OSError):
-        os.nice(_NICE)
+    thread_priority.lower_priority(_NICE)
     if cores:
         with suppress(OSError):  # The cores may no longer be available to this process.
             os.sched_setaffinity(0, cores)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 import uvloop
 
+from engines.thread_priority import lower_priority
+
 from ...api import browsers, framework
 from ...api.docs import ROUTERS
 from ...api.framework import ask
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("greenlane.processes")
 
-_NICE = 10
-"""Added to the niceness of the shared and the unauthenticated HTTP process, so that tenants' processes go first."""
 UNAUTHENTICATED_RATE = 200
 """Connections that show no valid tenant and are served in a second, and at once if there were none before. All of them are
 refused, or passed on once their headers are complete; those of a flood wait, so that tenants get the cores.
@@ -282,7 +282,7 @@ def main(arguments: ProcessArguments) -> None:
     set_up(arguments.name, server.log_format, server.log_level, number=arguments.number, audit=server.audit)
     keep_large_blocks()
     if arguments.name in (SHARED, UNAUTHENTICATED):
-        os.nice(_NICE)
+        lower_priority()  # So that tenants' processes go first.
     uvloop.run(HttpProcess(arguments).run())
     sys.exit(0)
 
