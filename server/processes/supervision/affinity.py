@@ -19,6 +19,9 @@ from ...config.tenant import TenantConfig
 MAX_CORES = 2
 """Cores for one HTTP process: one Python thread, and the kernel's work on its behalf."""
 
+OF_DEVICE = 2
+"""Cores for one device process: its launch loop, and its Python threads, which wait for each other where they have one."""
+
 TOO_FEW_CORES = "HTTP on any core: too few are left to give each process its own, so tenants' HTTP may delay others' work"
 """The warning where cores cannot be shared out."""
 
@@ -54,13 +57,14 @@ def share_cores(
 ) -> Affinity | None:
     """Share out the cores that this server may use; `configured` holds each tenant's `front_cores`, if it has any.
 
-    Of the cores that are in no tenant's configuration, half are for the processes of these devices and the other half for the
-    tenants, in equal numbers for each HTTP process; `processes` are the tenants with several. Where there are too few for that,
-    every tenant has as many as every other. None if that leaves less than one core for each.
+    Of the cores that are in no tenant's configuration, half are for the processes of these devices, or two for each; the rest
+    is for the tenants, in equal numbers for each HTTP process, but one for all others as far as each still has one;
+    `processes` are the tenants with several. Where there are too few for that, every tenant has as many as every other. None if
+    that leaves less than one core for each.
     """
     free = sorted(set(allowed).difference(*(cores or () for cores in configured.values())))
     takers = [name for name, cores in configured.items() if not cores]
-    kept = len(free) // 2 if takers else len(free)
+    kept = max(len(free) // 2, min(OF_DEVICE * len(devices), len(free) - len(takers) - 1)) if takers else len(free)
     rest, share = free[kept:], kept // len(devices)
     if not share or len(rest) < len(takers):
         return None
@@ -69,7 +73,7 @@ def share_cores(
     counts = [processes.get(name, 1) for name in takers]
     if sum(counts) > len(rest):
         counts = [1] * len(takers)
-    each = min(MAX_CORES, len(rest) // max(1, sum(counts)))
+    each = min(MAX_CORES, max(1, (len(rest) - 1) // max(1, sum(counts))))
     ends = list(accumulate((count * each for count in counts), initial=0))
     given = {name: rest[begin:end] for name, (begin, end) in zip(takers, pairwise(ends), strict=True)}
     left = frozenset(rest[ends[-1] :][:MAX_CORES])

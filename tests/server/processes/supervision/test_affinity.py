@@ -23,8 +23,10 @@ def told(cores: int, chosen: dict[str, Sequence[int] | None]) -> str | None:
     [
         (16, 2, "HTTP process of t0 on cores 8-9, of t1 on cores 10-11; "
                 "device process on cores 0-7, all others on cores 12-13"),
-        (16, 4, "HTTP process of t0 on cores 8-9, of t1 on cores 10-11, of t2 on cores 12-13, of t3 on cores 14-15; "
-                "device process on cores 0-7, all others on cores 0-7"),
+        (16, 4, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, of t3 on core 11; "
+                "device process on cores 0-7, all others on cores 12-13"),
+        (16, 8, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, of t3 on core 11, of t4 on core 12, "
+                "of t5 on core 13, of t6 on core 14, of t7 on core 15; device process on cores 0-7, all others on cores 0-7"),
         (16, 6, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, "
                 "of t3 on core 11, of t4 on core 12, of t5 on core 13; "
                 "device process on cores 0-7, all others on cores 14-15"),
@@ -85,6 +87,21 @@ def test_the_processes_of_several_devices_have_equal_parts_of_the_half_and_the_l
         "device processes of 0 on cores 0-1, of 1 on cores 2-3, of b on cores 4-7, all others on cores 12-13"
     )
     assert share_cores(range(4), tenants(1), ["0", "1", "2"]) is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (16, "HTTP process of a on cores 8-9, of b on cores 10-11, of c on cores 12-13; "
+             "device processes of a on cores 0-1, of b on cores 2-3, of c on cores 4-7, all others on cores 14-15"),
+        (11, "HTTP process of a on core 6, of b on core 7, of c on core 8; "
+             "device processes of a on cores 0-1, of b on cores 2-3, of c on cores 4-5, all others on cores 9-10"),
+        (8, "HTTP process of a on core 4, of b on core 5, of c on core 6; "
+            "device processes of a on core 0, of b on core 1, of c on cores 2-3, all others on core 7"),
+    ],
+)  # fmt: skip
+def test_a_device_process_for_each_tenant_has_two_cores_before_http_has_a_second(cores: int, expected: str) -> None:
+    assert str(share_cores(range(cores), dict.fromkeys("abc"), "abc")) == expected
 
 
 @given(
