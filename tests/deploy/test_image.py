@@ -39,6 +39,11 @@ def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:
     assert words.index("USER") < words.index("HEALTHCHECK") < words.index("ENTRYPOINT")
 
 
+def test_a_container_is_restarted_after_a_reload_as_well() -> None:
+    """Where an image names no signal to stop it, Docker takes each one of `docker kill` for the last, such as SIGHUP."""
+    assert "STOPSIGNAL SIGTERM" in LINES
+
+
 def test_the_base_is_pinned() -> None:
     (base,) = (line.removeprefix("ARG BASE=") for line in LINES if line.startswith("ARG BASE="))
     assert re.search(r":[\w.-]*\d", base)
