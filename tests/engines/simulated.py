@@ -41,6 +41,7 @@ class Bench:
         self.address_cache = importlib.import_module("engines.cuda.address_cache")
         self.engines: list[Any] = []
         """The engines that were loaded."""
+        self._executors: list[Any] = []
         self._pins: list[Any] = []
         self._plans = 0
 
@@ -70,7 +71,9 @@ class Bench:
         return self.engines[-1]
 
     def bind(self, text: str = AFFINE, ranges: Ranges = ROWS, **settings: Any) -> Any:
-        return self.load(self.plan(text, ranges), **settings).bind(self.partition)
+        """An executor that is closed with the engines, unless it was before."""
+        self._executors.append(self.load(self.plan(text, ranges), **settings).bind(self.partition))
+        return self._executors[-1]
 
     def pinned(self, *arrays: Array) -> list[Tensor]:
         """The arrays in memory that the GPU reads."""
@@ -102,9 +105,10 @@ class Bench:
         return len(gpu.allocated) - len(shared), len(gpu.graphs), len(gpu.events), len(gpu.executions), free
 
     def close_engines(self) -> None:
-        """Close the engines and what they keep for the next executor. Their executors have to be closed before."""
-        for engine in self.engines:
-            engine.close()
+        """Close the engines and what they keep for the next executor. Executors that `bind` did not make are closed before."""
+        for each in (*self._executors, *self.engines):
+            each.close()
+        self._executors.clear()
         self.engines.clear()
 
     def close(self) -> None:

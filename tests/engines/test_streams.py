@@ -132,7 +132,6 @@ def test_f02_an_inference_runs_entirely_on_the_caller_s_stream_of_the_same_green
         if staged:
             assert array(outputs[0]).tolist() == affine(rows(3, turn)).tolist()
         home.wait()
-    executor.close()
 
 
 def test_f02_work_for_another_stream_stays_on_the_partition_and_is_ordered_by_events(
@@ -166,7 +165,6 @@ def test_f11_an_inference_is_ordered_after_earlier_and_before_later_work_of_the_
     assert seen == []
     stream.wait()
     assert seen == [affine(rows(2, turn)).tolist() for turn in range(5)]
-    executor.close()
 
 
 def test_f03_a_selected_stream_ends_with_its_block_also_when_that_fails() -> None:
@@ -333,7 +331,6 @@ def test_f14_one_executor_on_several_streams_is_ordered_and_never_at_once(
     for turn, work, taken in reversed(ended):
         work.wait()
         assert taken.read().tolist() == affine(rows(2 + turn % 2, turn)).tolist()
-    executor.close()
 
 
 def test_f15_an_executor_is_closed_after_a_caller_s_stream_was_destroyed(bench: Bench, sibling: Stream) -> None:

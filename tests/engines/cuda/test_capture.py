@@ -49,7 +49,6 @@ def test_an_executor_is_closed_while_another_is_captured(bench: Bench, moment: s
     other.enqueue([Tensor.of(rows(2))])
     while_capturing(bench, executor, moment, other.close)
     assert caplog.messages == []
-    executor.close()
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -59,8 +58,6 @@ def test_an_executor_runs_while_another_is_captured(bench: Bench, moment: str) -
     assert_right(other, rows(4))
     while_capturing(bench, executor, moment, lambda: [assert_right(other, rows(4, seed)) for seed in range(3)])
     assert_right(other, rows(4, 9))
-    other.close()
-    executor.close()
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -74,7 +71,6 @@ def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str)
     (other,) = bound
     assert_right(other, rows(2))
     other.close()
-    executor.close()
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -127,7 +123,6 @@ def test_the_garbage_collector_does_not_run_during_a_capture(bench: Bench, fails
     assert gc.isenabled()
     assert_right(executor, rows(5, 1))
     assert (seen, gc.isenabled()) == ([False], True)
-    executor.close()
 
 
 def test_a_capture_leaves_no_stream_behind(bench: Bench) -> None:
@@ -150,7 +145,6 @@ def test_closing_a_graph_twice_destroys_it_once(bench: Bench) -> None:
     prepared.close()
     graph.close()
     assert bench.gpu.log.count("cuGraphExecDestroy") == 1
-    executor.close()
 
 
 def test_the_simulation_objects_to_what_this_avoids(bench: Bench) -> None:

@@ -82,7 +82,6 @@ def test_a_timer_that_does_not_agree_with_the_host_is_not_used(bench: Bench, tic
 def test_copy_engines_measure_nothing(bench: Bench) -> None:
     executor = bench.bind(copies="engine")
     assert executor.device_time is None
-    executor.close()
 
 
 def test_there_are_only_so_many_clocks(bench: Bench) -> None:
@@ -90,4 +89,3 @@ def test_there_are_only_so_many_clocks(bench: Bench) -> None:
     copies = executor.instance.copies[True]
     taken = [copies.take_clock(bench.partition.stream) for _ in range(CLOCKS)]
     assert [clock is None for clock in taken].count(True) == 2  # One is the executor's, and number 0 counts nothing.
-    executor.close()

@@ -143,7 +143,6 @@ def test_an_eviction_revokes_recipes_and_spares_what_was_launched(
         ready(executor, count)
     assert launcher.revocations > before
     assert {count for ((count, _),) in executor.describe()["shapes"]} == {2, 4, 5}
-    executor.close()
 
 
 def test_padded_inferences_launched_by_a_recipe_are_counted(bench: Bench, launcher: Launcher) -> None:
@@ -153,7 +152,6 @@ def test_padded_inferences_launched_by_a_recipe_are_counted(bench: Bench, launch
     before = executor.describe()["counts"]["padded"]
     number_at(recipe.launched).value += 7
     assert executor.describe()["counts"]["padded"] == before + 7
-    executor.close()
 
 
 def launch(executor: Any, recipe: Recipe, count: int, source: int, target: int) -> None:

@@ -296,4 +296,3 @@ def test_f64_a_captured_stream_that_the_engine_is_not_bound_to_is_refused(bench:
         executor.enqueue([Tensor.of(rows(2))])
     assert not bench.gpu.end_capture(plain).operations
     plain.capture = bench.gpu.here.capture = None
-    executor.close()

@@ -1,6 +1,7 @@
 """Executors of one instance on several partitions that take turns, on a simulated GPU: home, wide and narrow."""
 
 import gc
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +42,14 @@ def home(bench: Bench) -> Any:
     return bench.bind()
 
 
+@pytest.fixture
+def other(home: Any, wide: Any) -> Iterator[Any]:
+    """An alternate of it on the wide partition."""
+    other = home.alternate(wide)
+    yield other
+    other.close()
+
+
 def test_an_alternate_shares_all_but_its_graphs_and_compiles_nothing(home: Any, bench: Bench, wide: Any) -> None:
     assert_right(home, rows(5))
     begun = len(bench.gpu.log)
@@ -53,7 +62,6 @@ def test_an_alternate_shares_all_but_its_graphs_and_compiles_nothing(home: Any, 
     assert CAPTURES not in calls(bench, other, 5)
     assert (home.describe().get("adds"), other.describe()["adds"]) == (None, {})
     other.close()
-    home.close()
 
 
 def test_an_alternate_that_is_not_used_costs_its_home_no_call(home: Any, bench: Bench, wide: Any) -> None:
@@ -64,15 +72,13 @@ def test_an_alternate_that_is_not_used_costs_its_home_no_call(home: Any, bench: 
     assert_right(other, rows(2))
     assert calls(bench, home, 2) == alone
     other.close()
-    home.close()
 
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("first", ["home", "wide"])
 def test_shapes_that_one_has_prepared_are_captured_by_the_other_and_not_compiled(
-    home: Any, bench: Bench, wide: Any, first: str, background: bool
+    home: Any, other: Any, bench: Bench, first: str, background: bool
 ) -> None:
-    other = home.alternate(wide)
     one, two = (home, other) if first == "home" else (other, home)
     prepare(one)
     assert_right(one, rows(5, 1))
@@ -84,16 +90,13 @@ def test_shapes_that_one_has_prepared_are_captured_by_the_other_and_not_compiled
     assert not SLOW & set(bench.gpu.log[begun:])
     for executor in (one, two, one):
         assert CAPTURES not in calls(bench, executor, 5)
-    other.close()
-    home.close()
 
 
 @pytest.mark.parametrize("first", ["home", "wide"])
 def test_preparing_one_is_ordered_with_what_the_other_has_in_flight_and_launches_later(
-    home: Any, bench: Bench, wide: Any, first: str
+    home: Any, other: Any, bench: Bench, first: str
 ) -> None:
     """New shapes run once on the memory that all use. The simulation objects to a context that runs on two streams at once."""
-    other = home.alternate(wide)
     one, two = (home, other) if first == "home" else (other, home)
     prepare(one)
     revoked: list[int] = []
@@ -106,21 +109,16 @@ def test_preparing_one_is_ordered_with_what_the_other_has_in_flight_and_launches
     for each, work in zip([*data, rows(2)], works, strict=True):
         assert array(work.wait()[0]).tolist() == affine(each).tolist()
     assert_right(two, rows(6))
-    other.close()
-    home.close()
 
 
-def test_an_executor_that_is_enqueued_to_while_the_other_prepares_goes_on(home: Any, wide: Any) -> None:
+def test_an_executor_that_is_enqueued_to_while_the_other_prepares_goes_on(home: Any, other: Any) -> None:
     """Each wants the lock of the other, or the one for captures."""
-    other: Any = home.alternate(wide)
     future = other.preparing(FIVE)
     for seed in range(30):
         assert_right(home, rows(2 + seed % 6, seed))
     future.result(30)
     for executor in (other, home):
         assert_right(executor, rows(5))
-    other.close()
-    home.close()
 
 
 def test_with_graphs_of_the_library_s_own_an_alternate_has_an_instance_of_its_own_and_says_so(bench: Bench, wide: Any) -> None:
@@ -131,13 +129,11 @@ def test_with_graphs_of_the_library_s_own_an_alternate_has_an_instance_of_its_ow
     for executor in (other, home, other):
         assert_right(executor, rows(5))
     other.close()
-    home.close()
 
 
 @pytest.mark.parametrize("first", ["home", "wide"])
-def test_graphs_of_the_other_work_after_one_could_not_be_captured(home: Any, bench: Bench, wide: Any, first: str) -> None:
+def test_graphs_of_the_other_work_after_one_could_not_be_captured(home: Any, other: Any, bench: Bench, first: str) -> None:
     """Alone, an executor would continue with graphs of the library's own, and free the contexts of the others' graphs."""
-    other = home.alternate(wide)
     one, two = (home, other) if first == "home" else (other, home)
     bench.gpu.fail("cuGraphInstantiate")
     assert_right(one, rows(5))
@@ -146,8 +142,6 @@ def test_graphs_of_the_other_work_after_one_could_not_be_captured(home: Any, ben
     for executor in (one, two, one):
         for count in (2, 5, 7):
             assert_right(executor, rows(count))
-    other.close()
-    home.close()
 
 
 def test_an_alternate_that_cannot_be_made_leaves_its_home_serving_and_leaks_nothing(home: Any, bench: Bench, wide: Any) -> None:
@@ -159,19 +153,15 @@ def test_an_alternate_that_cannot_be_made_leaves_its_home_serving_and_leaks_noth
     gc.collect()
     assert bench.holdings() == before
     assert_right(home, rows(5))
-    home.close()
 
 
-def test_settings_are_overridden_on_one_while_the_other_keeps_its_own(home: Any, bench: Bench, wide: Any) -> None:
-    other = home.alternate(wide)
+def test_settings_are_overridden_on_one_while_the_other_keeps_its_own(home: Any, other: Any, bench: Bench) -> None:
     with home.overriding(graphs="off"):
         for executor in (home, other, home):
             assert_right(executor, rows(2))
             assert_right(executor, rows(5))
         assert "cuGraphLaunch" in calls(bench, other, 5)
     assert "cuGraphLaunch" in calls(bench, home, 2)
-    other.close()
-    home.close()
 
 
 def test_an_alternate_that_was_not_closed_is_released_with_its_last_reference(home: Any, bench: Bench, wide: Any) -> None:
@@ -182,7 +172,6 @@ def test_an_alternate_that_was_not_closed_is_released_with_its_last_reference(ho
     assert bench.holdings()[1:4] == before[1:4]
     assert_right(home, rows(5))
     assert repr(home.instance).endswith("used by 1>")
-    home.close()
 
 
 class Turns(RuleBasedStateMachine):

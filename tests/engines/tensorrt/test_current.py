@@ -169,7 +169,6 @@ def test_f08_an_inference_switches_contexts_only_if_another_is_current(bench: Be
     assert seen == [bench.gpu.primary.handle]
     assert bench.gpu.log.count("cuCtxPushCurrent") == bench.gpu.log.count("cuCtxPopCurrent") == 1
     bench.gpu.here.pushed = []
-    executor.close()
 
 
 @pytest.mark.parametrize("failing", ["cuGraphLaunch", "Stream.record"])

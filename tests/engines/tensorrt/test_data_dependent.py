@@ -41,7 +41,6 @@ def test_f32_each_output_has_the_shape_that_its_data_give(bench: Bench, copies: 
         work = executor.enqueue([Tensor.of(data)])
         assert answer(work) == expected(data)
         assert work.wait()[0].shape == (1, np.count_nonzero(data))
-    executor.close()
 
 
 @pytest.mark.parametrize("copies", ["sm", "engine"])
@@ -51,7 +50,6 @@ def test_f32_many_in_flight_each_have_their_own_data(bench: Bench, copies: str) 
     given = [sparse(5, turn % 5, (turn + 1) % 5) if turn % 3 else sparse(7, turn % 7) for turn in range(40)]
     works = [executor.enqueue([Tensor.of(data)]) for data in given]
     assert [answer(work) for work in works] == [expected(data) for data in given]
-    executor.close()
 
 
 def test_f32_the_same_executor_takes_pinned_memory_and_a_caller_s_stream(bench: Bench) -> None:
@@ -77,7 +75,6 @@ def test_f32_serving_allocates_nothing(bench: Bench) -> None:
         executor.enqueue([Tensor.of(sparse(9, 2))]).wait()
     assert bench.holdings() == held
     assert "Device.allocate" not in bench.gpu.log[log:]
-    executor.close()
 
 
 def test_f32_the_executor_moves_to_another_partition(bench: Bench) -> None:
@@ -105,7 +102,6 @@ def test_f67_data_dependent_outputs_are_never_captured_and_logged_once(bench: Be
     assert executor.describe()["graphs"] == "none"
     assert executor.describe()["why"] == WHY
     assert executor.preparing([(6,)]) is None
-    executor.close()
 
 
 def test_f67_graphs_that_are_required_are_refused_with_the_reason(bench: Bench) -> None:
@@ -122,7 +118,6 @@ def test_f67_contexts_with_graphs_of_their_own_are_made_again_without(bench: Ben
     executor = bench.bind(NONZERO, FIVE, graphs="off", cuda_graph_strategy="whole_graph_capture")
     assert answer(executor.enqueue([Tensor.of(sparse(5, 2))])) == expected(sparse(5, 2))
     assert {context.get_runtime_config().cuda_graph_strategy.name for context in bench.gpu.executions} == {"DISABLED"}
-    executor.close()
 
 
 def test_f32_an_output_larger_than_the_library_s_bound_is_an_error_with_both_numbers(bench: Bench) -> None:
@@ -146,14 +141,12 @@ def test_f32_a_failure_leaves_nothing_in_flight_and_the_next_is_right(bench: Ben
             executor.enqueue([Tensor.of(data)])
         assert not stream.pending
         assert answer(executor.enqueue([Tensor.of(data)])) == expected(data)
-    executor.close()
 
 
 def test_f32_inputs_that_do_not_fit_the_signature_are_refused(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE)
     with pytest.raises(TensorMismatch):
         executor.enqueue([Tensor.of(sparse(20, 1))])
-    executor.close()
 
 
 def test_f32_a_library_that_says_no_shape_is_an_error(bench: Bench) -> None:
@@ -163,4 +156,3 @@ def test_f32_a_library_that_says_no_shape_is_an_error(bench: Bench) -> None:
     with pytest.raises(ExecutionFailed, match="the library did not report the shape of y"):
         executor.enqueue([Tensor.of(sparse(5, 1))])
     assert repr(DataDependentOutputs({"y": (64, 16)})) == "<DataDependentOutputs ['y']>"
-    executor.close()

@@ -79,7 +79,6 @@ def test_warm_up_usual_captures_the_usual_shapes_before_bind_returns(bench: Benc
         launched = bench.gpu.log.count("cuGraphLaunch")
         assert_right(executor, rows(count))
         assert bench.gpu.log.count("cuGraphLaunch") == launched + 1
-    executor.close()
 
 
 def test_shapes_that_no_profile_holds_are_refused_with_every_range(bench: Bench) -> None:

@@ -26,7 +26,6 @@ def test_a_run_that_is_refused_fails_and_the_next_finds_its_own_table(bench: Ben
         with pytest.raises(ExecutionFailed, match=r"^running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as scripted$"):
             run(executor, rows(2, turn))
         assert_right(executor, rows(2, turn))
-    executor.close()
 
 
 def test_kernels_in_clusters_run_on_every_granule_and_on_what_is_left_over_nowhere_alone(bench: Bench) -> None:
@@ -69,7 +68,6 @@ def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
             executor.enqueue(given, room)
         assert not bench.partition.stream.simulated.pending
         assert_right(executor, rows(2, turn + 100))
-    executor.close()
 
 
 def test_a_failed_wait_for_a_ring_slot_adds_nothing(bench: Bench, executor: Any) -> None:
@@ -263,7 +261,6 @@ def test_the_simulation_objects_to_a_context_that_is_touched_while_it_works(benc
             touch()
     work.wait()
     other.close()
-    executor.close()
 
 
 def test_the_simulation_objects_to_memory_that_is_freed_while_it_is_used(bench: Bench) -> None:

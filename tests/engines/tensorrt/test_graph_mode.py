@@ -113,7 +113,6 @@ def test_results_are_right_in_every_graph_mode(bench: Bench, copies: str, graphs
     assert_many_right(bench, executor)
     assert_many_right(bench, executor)
     assert ("0 captures" in repr(executor)) == (copies == "engine" or graphs == "off")
-    executor.close()
 
 
 @pytest.mark.parametrize("copies", ["sm", "engine", "auto"])
@@ -147,7 +146,6 @@ def test_copies_by_the_engines_need_no_nvrtc(bench: Bench) -> None:
     bench.gpu.nvrtc = False
     executor = bench.bind(copies="engine")
     assert_many_right(bench, executor)
-    executor.close()
 
 
 def test_each_inference_s_copies_are_chosen_by_its_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +156,6 @@ def test_each_inference_s_copies_are_chosen_by_its_size(bench: Bench, monkeypatc
         data, before = rows(1 + turn % 5, turn), bench.gpu.log.count("cuMemcpyAsync")
         assert run(executor, data)[0].tolist() == affine(data).tolist()
         assert bench.gpu.log.count("cuMemcpyAsync") - before == (2 if len(data) > 3 else 0)
-    executor.close()
 
 
 def test_without_graphs_nothing_is_captured(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,7 +165,6 @@ def test_without_graphs_nothing_is_captured(bench: Bench, caplog: pytest.LogCapt
     assert "cuStreamBeginCapture" not in bench.gpu.log
     assert strategy(bench) is CudaGraphStrategy.DISABLED
     assert not [message for message in caplog.messages if "graph" in message]
-    executor.close()
 
 
 @pytest.mark.parametrize(("text", "ranges", "captures"), [(AFFINE, ROWS, "0 captures"), (FIXED, {}, "1 captures")])
@@ -183,7 +179,6 @@ def test_lazy_kernels_are_captured_only_where_nothing_is_dynamic(
         ranges
     )
     assert (strategy(bench) is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE) == bool(ranges)
-    executor.close()
 
 
 def test_an_engine_that_cannot_be_captured_is_not_bound_where_graphs_are_required(bench: Bench) -> None:
@@ -205,7 +200,6 @@ def test_a_shape_that_cannot_be_captured_fails_where_graphs_are_required(bench: 
         run(executor, rows(5))
     assert_many_right(bench, executor)
     assert run(executor, rows(5))[0].tolist() == affine(rows(5)).tolist()
-    executor.close()
 
 
 def test_another_context_takes_over_when_a_capture_fails(bench: Bench) -> None:
@@ -227,7 +221,6 @@ def test_another_context_takes_over_when_a_capture_fails(bench: Bench) -> None:
     assert len(bench.gpu.compiled) == len(set(bench.gpu.compiled))
     assert bench.gpu.graphs == []
     assert_many_right(bench, executor)
-    executor.close()
 
 
 def test_a_context_without_graphs_of_its_own_is_kept_when_a_capture_fails(
@@ -254,7 +247,6 @@ def test_without_a_native_context_the_old_one_continues_without_graphs(bench: Be
     run(executor, rows(4))
     assert_many_right(bench, executor)
     assert caplog.messages[-1].endswith("created no context: CUDA_ERROR_OUT_OF_MEMORY: as scripted; each inference costs more")
-    executor.close()
 
 
 # Graphs of ours.
@@ -317,7 +309,6 @@ def test_an_engine_that_cannot_be_captured_at_all_is_bound_with_one_warning(
     assert "STREAM_CAPTURE" in caplog.text
     assert len(caplog.messages) == 1
     assert bench.gpu.graphs == []
-    executor.close()
 
 
 def test_works_without_graphs_follow_each_other_without_a_wait(bench: Bench) -> None:
@@ -328,7 +319,6 @@ def test_works_without_graphs_follow_each_other_without_a_wait(bench: Bench) -> 
     (context,) = bench.gpu.executions
     assert context.in_flight == 5
     assert [array(work.wait()[0]).tolist() for work in works] == [affine(each).tolist() for each in data]
-    executor.close()
 
 
 def test_a_lost_device_is_no_capture_that_failed(bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -348,4 +338,3 @@ def test_the_simulation_objects_to_graphs_inside_a_graph(bench: Bench) -> None:
     with pytest.raises(Misuse, match="a context with graphs of its own was captured"):
         executor.instance.contexts[0].execute(bench.partition.stream)
     stream.capture = bench.gpu.here.capture = None
-    executor.close()

@@ -117,7 +117,6 @@ def test_a_new_shape_of_the_old_executor_waits_while_the_context_is_captured(ben
         bench.gpu.meanwhile("cuStreamEndCapture", attempt)
         executor.rebind(other).close()
     assert taken == [False]
-    executor.close()
 
 
 @pytest.mark.parametrize("first", ["old", "new"])
@@ -314,7 +313,6 @@ def test_a_caller_s_stream_that_is_gone_is_not_waited_for(bench: Bench) -> None:
     theirs.wait()
     bench.gpu.destroy_stream(theirs)
     right(executor, bench.partition, 5)
-    executor.close()
 
 
 @pytest.mark.parametrize("settings", [{}, {"copies": "engine"}, {"graphs": "off"}, {"batch_padding": True}])
@@ -327,4 +325,3 @@ def test_the_state_of_an_executor_is_json(bench: Bench, settings: dict[str, Any]
     assert said["graphs"] == ("native" if "copies" in settings else "none" if "graphs" in settings else "captured")
     assert said["counts"]["captures"] == (2 if said["graphs"] == "captured" else 0)
     assert said["counts"]["compilations"] == (1 if said["graphs"] == "captured" else 0)
-    executor.close()

@@ -75,7 +75,6 @@ def test_executors_with_captured_graphs_share_a_cache_and_others_find_kernels_in
     assert len(bench.gpu.compiled) == compiled
     for each in (*executors, *partitions):
         each.close()
-    engine.close()
 
 
 @pytest.mark.parametrize("settings", [{}, {"cache_path": ""}, {"graphs": "off"}])

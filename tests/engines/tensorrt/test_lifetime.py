@@ -38,7 +38,6 @@ def test_f15_the_last_reference_waits_for_the_stream_and_gives_everything_back(b
     assert memory.bytes[:24].view(np.float32).tolist() == affine(rows(2)).ravel().tolist()
     assert bench.holdings() == idle
     assert len(bench.gpu.executions) == 1
-    engine.close()
 
 
 def test_f15_an_inference_in_one_line_is_right_if_its_outputs_sizes_depend_on_data(bench: Bench) -> None:
@@ -49,7 +48,6 @@ def test_f15_an_inference_in_one_line_is_right_if_its_outputs_sizes_depend_on_da
     for _ in range(3):
         work = engine.bind(bench.partition).enqueue([Tensor.of(data)])
         assert answer(work) == expected(data)
-    engine.close()
 
 
 def test_f15_the_next_executor_has_the_instance_of_one_that_was_forgotten(bench: Bench) -> None:
@@ -59,7 +57,6 @@ def test_f15_the_next_executor_has_the_instance_of_one_that_was_forgotten(bench:
             affine(rows(2, turn)).tolist()
         )
     assert bench.gpu.log.count("ICudaEngine.create_execution_context") == 1
-    engine.close()
 
 
 def test_f15_an_engine_that_was_forgotten_frees_contexts_then_the_cache(bench: Bench) -> None:
@@ -108,7 +105,6 @@ def test_f15_a_closed_executor_is_not_released_again(bench: Bench) -> None:
     del executor
     gc.collect()
     assert bench.gpu.log == []
-    engine.close()
 
 
 @pytest.mark.parametrize("action", ["bind", "rebind", "close"])
@@ -136,7 +132,6 @@ def test_f15_an_executor_collected_during_a_capture_is_released_later(bench: Ben
     assert len(bench.gpu.graphs) == kept
     for executor in executors:
         executor.close()
-    engine.close()
 
 
 def test_f15_collecting_an_executor_does_not_wait_for_shapes_being_prepared(bench: Bench) -> None:
@@ -158,7 +153,6 @@ def test_f15_collecting_an_executor_does_not_wait_for_shapes_being_prepared(benc
     future.result(30)
     engine.bind(bench.partition).close()
     assert not bench.gpu.graphs
-    engine.close()
 
 
 def test_f15_a_thread_that_captures_a_graph_of_its_own_may_collect_one(bench: Bench) -> None:
@@ -172,7 +166,6 @@ def test_f15_a_thread_that_captures_a_graph_of_its_own_may_collect_one(bench: Be
     assert exchanges[0] == 0
     assert exchanges[-1] == len(log) - 1
     assert bench.gpu.here.mode == 0
-    engine.close()
 
 
 def test_f15_a_failure_to_free_is_a_warning_and_the_rest_is_freed(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +184,6 @@ def test_f15_a_failure_to_free_is_a_warning_and_the_rest_is_freed(bench: Bench, 
     assert_right(again, rows(2))
     again.close()
     bench.gpu.graphs.clear()
-    engine.close()
 
 
 def test_f15_an_executor_can_be_collected_in_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
@@ -199,7 +191,6 @@ def test_f15_an_executor_can_be_collected_in_a_thread_that_cuda_has_not_seen(ben
     held = [engine.bind(bench.partition)]
     in_a_thread(held.clear)[1].result(30)
     assert not bench.gpu.graphs
-    engine.close()
 
 
 ENDING = """

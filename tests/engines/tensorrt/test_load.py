@@ -66,7 +66,6 @@ def test_an_engine_without_dynamic_sizes_has_no_limits(bench: Bench) -> None:
     executor = engine.bind(bench.partition)
     assert run(executor, DATA)[0].tolist() == (2 * DATA).tolist()
     executor.close()
-    engine.close()
 
 
 @pytest.mark.parametrize("make", [Bench.plan, Bench.artifact])
@@ -87,7 +86,6 @@ def test_binding_runs_the_best_shape_until_its_graph_was_launched(bench: Bench) 
     run(executor, np.zeros((5, 3), np.float32))
     assert bench.gpu.log.count("cuGraphLaunch") == 2
     assert bench.gpu.log.count("cuGraphInstantiate") == 1
-    executor.close()
 
 
 # What is refused.
@@ -196,7 +194,6 @@ def test_a_plan_for_a_gpu_that_the_library_does_not_support_is_tried(
     assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
     assert len(caplog.messages) == 1
     assert said in caplog.messages[0]
-    executor.close()
 
 
 def test_a_library_that_cannot_validate_plans_is_not_asked_to(tmp_path: Path) -> None:
@@ -377,7 +374,6 @@ def test_a_library_without_a_configuration_is_given_the_allocation_strategy_alon
         assert context.get_runtime_config().get_execution_context_allocation_strategy().name == strategy.upper()
         assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
         assert "ICudaEngine.create_runtime_config" not in gpu.log
-        executor.close()
         bench.close()
 
 
@@ -388,7 +384,6 @@ def test_an_allocation_strategy_is_a_warning_where_a_configuration_takes_none(tm
         with pytest.warns(UserWarning, match="has no allocation_strategy: 'on_profile_change' has no effect"):
             executor = bench.bind(allocation_strategy="on_profile_change")
         assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
-        executor.close()
         bench.close()
 
 

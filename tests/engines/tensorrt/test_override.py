@@ -58,7 +58,6 @@ def test_f43_rows_are_padded_in_the_block(bench: Bench) -> None:
     with executor.overriding(batch_padding=True):
         for count in (4, 3, 2):
             assert run(executor, rows(count))[0].tolist() == (2 * rows(count)).tolist()
-    executor.close()
 
 
 def test_f43_overrides_nest_and_end_when_the_block_fails(executor: Any, bench: Bench) -> None:
@@ -94,7 +93,6 @@ def test_f43_inferences_in_flight_at_the_begin_and_end_of_the_block_are_right(be
     for data, work in zip(given, works, strict=True):
         (output,) = work.wait()
         assert np.array_equal(output.array(executor.engine.signature.outputs[0].datatype), 2 * data - 3)
-    executor.close()
 
 
 def test_f43_shapes_that_are_prepared_in_the_block_are_waited_for_at_its_end(executor: Any, bench: Bench) -> None:
@@ -131,7 +129,6 @@ def test_f43_graphs_are_turned_on_where_they_were_off(bench: Bench) -> None:
     with executor.overriding(graphs="required"):
         assert launches(bench, executor) == (1, 1)
     assert launches(bench, executor) == (0, 1)
-    executor.close()
 
 
 def test_f43_a_capture_that_fails_leaves_what_was_captured_before(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,7 +142,6 @@ def test_f43_a_capture_that_fails_leaves_what_was_captured_before(bench: Bench, 
     assert "so it runs without until the override ends" in caplog.text
     assert len(bench.gpu.executions) == contexts
     assert launches(bench, executor) == (1, 0)
-    executor.close()
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ def test_the_kernels_of_a_model_that_is_bound_in_the_background_are_loaded_with_
     assert REST in found
     assert library.rest == 0
     executor.close()
-    engine.close()
 
 
 def test_a_model_that_is_bound_because_a_request_waits_ends_the_pauses_of_others(bench: Bench, elsewhere: FakeLibrary) -> None:
@@ -60,7 +59,6 @@ def test_a_model_that_is_bound_because_a_request_waits_ends_the_pauses_of_others
     executor = engine.bind(bench.partition)
     assert set(found) == {0}
     executor.close()
-    engine.close()
 
 
 def test_an_inference_without_a_graph_ends_the_pauses_and_one_with_a_graph_does_not(
@@ -83,7 +81,6 @@ def test_a_new_shape_ends_the_pauses(bench: Bench, elsewhere: FakeLibrary) -> No
     found = paces(bench, elsewhere, RUN)
     assert_right(executor, rows(5))
     assert set(found) == {0}
-    executor.close()
 
 
 def test_what_is_freed_ends_the_pauses_also_in_the_background(bench: Bench, elsewhere: FakeLibrary) -> None:

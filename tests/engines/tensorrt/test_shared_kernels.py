@@ -144,7 +144,6 @@ def test_binding_pins_no_memory_for_inputs_and_outputs(bench: Bench) -> None:
     executor = bench.bind()
     assert bench.gpu.log.count("LegacyPinnedMemoryResource.allocate") == 2
     assert_right(executor, rows(2))
-    executor.close()
 
 
 # Engines of one structure.
