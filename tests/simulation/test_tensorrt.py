@@ -27,12 +27,6 @@ from .tensorrt import IOutputAllocator, library
 from .tensorrt_config import ExecutionContextAllocationStrategy
 
 NONZERO = "nonzero (float[n, 3] x) => (int64[2, found] y) { y = NonZero(x) }"
-DISTINCT = "distinct (float[n] x) => (float[m] y) { y = Unique(x) }"
-NMS = """nms (float[1, n, 4] boxes, float[1, 1, n] scores) => (int64[found, 3] chosen)
-<int64 most = {10}, float overlap = {0.5}, float least = {0.1}>
-{ chosen = NonMaxSuppression(boxes, scores, most, overlap, least) }"""
-LINE: Ranges = {"x": [(1,), (4,), (9,)]}
-BOXES: Ranges = {"boxes": [(1, 1, 4), (1, 4, 4), (1, 8, 4)], "scores": [(1, 1, 1), (1, 1, 4), (1, 1, 8)]}
 
 
 class Allocator(IOutputAllocator):
@@ -99,25 +93,6 @@ def test_the_most_bytes_of_an_output_are_unknown_only_while_the_shapes_are(bench
     assert second.get_max_output_size("y") == -1
 
 
-@pytest.mark.parametrize(
-    ("text", "ranges", "shapes", "most", "shape"),
-    [
-        (NONZERO, ROWS, {"x": (4, 3)}, 2 * 12 * 8, (2, -1)),
-        (DISTINCT, LINE, {"x": (7,)}, 7 * 4, (-1,)),
-    ],
-)
-def test_a_size_that_depends_on_data_has_an_upper_bound_and_a_shape_with_a_gap(
-    bench: Bench, text: str, ranges: Ranges, shapes: dict[str, tuple[int, ...]], most: int, shape: tuple[int, ...]
-) -> None:
-    """The binding says: the upper bound of the size in bytes; -1 only if the profile or shapes are not set."""
-    one = context(bench, text, ranges)
-    for name, each in shapes.items():
-        one.set_input_shape(name, each)
-    assert one.infer_shapes() == []
-    assert one.get_max_output_size("y") == most
-    assert tuple(one.get_tensor_shape("y")) == shape
-
-
 def test_an_allocator_gets_size_and_shape_before_execute_returns(bench: Bench) -> None:
     one, allocator = context(bench, NONZERO, ROWS), Allocator(bench)
     assert one.set_output_allocator("y", allocator)
@@ -129,24 +104,6 @@ def test_an_allocator_gets_size_and_shape_before_execute_returns(bench: Bench) -
     bench.partition.stream.sync()
     assert allocator.numbers(np.int64).tolist() == np.array(np.nonzero(data)).tolist()
     assert tuple(one.get_tensor_shape("y")) == (2, -1)
-
-
-def test_an_allocator_is_asked_for_one_byte_for_an_empty_output(bench: Bench) -> None:
-    one, allocator = context(bench, NONZERO, ROWS), Allocator(bench)
-    one.set_output_allocator("y", allocator)
-    put(bench, one, x=np.zeros((2, 3), np.float32))
-    assert execute(bench, one)
-    assert (allocator.asked, allocator.shapes) == ([1], [(2, 0)])
-
-
-def test_nms_output_depends_on_the_data(bench: Bench) -> None:
-    one, allocator = context(bench, NMS, BOXES, bounds={"chosen": 8 * 3 * 8}), Allocator(bench)
-    one.set_output_allocator("chosen", allocator)
-    boxes = np.array([[[0, 0, 1, 1], [0, 0, 1, 0.9], [5, 5, 6, 6], [8, 8, 9, 9]]], np.float32)
-    put(bench, one, boxes=boxes, scores=np.array([[[0.9, 0.8, 0.7, 0.05]]], np.float32))
-    assert one.get_max_output_size("chosen") == 192
-    assert execute(bench, one)
-    assert allocator.numbers(np.int64).tolist() == [[0, 0, 0], [0, 0, 2]]
 
 
 def test_an_allocator_that_gives_nothing_or_raises_refuses_the_run(bench: Bench) -> None:

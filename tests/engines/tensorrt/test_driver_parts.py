@@ -94,7 +94,6 @@ def test_without_graphs_nothing_is_asked_after_the_first_inference(bench: Bench)
     assert_right(executor, rows(2))
     assert LOOK not in bench.gpu.log[begun:]
     assert parts(executor) == (2 * KERNEL, 0, 0), "those from when it was to be captured are there too"
-    executor.close()
 
 
 def test_small_ones_that_fit_into_what_the_driver_has_leave_the_part_out(bench: Bench) -> None:
@@ -175,32 +174,6 @@ def test_an_alternate_with_an_instance_of_its_own_adds_all(bench: Bench, wide: A
         assert adds["kernels"] == KERNEL * len(other.shared_memory)
 
 
-def test_a_model_that_moves_takes_as_much_wherever_it_is(bench: Bench) -> None:
-    """The driver keeps what the graphs of the partition before had."""
-    places = [bench.device.carve([granule]) for granule in (1, 2, 3, 4)]
-    executor = bound(bench)
-    for place in places:
-        moved = executor.rebind(place)
-        executor.close()
-        executor = moved
-        assert parts(executor) == (KERNEL, GRAPH, 0)
-    assert bench.device.driver_memory.kept == GRAPH
-    executor.close()
-    bench.close_engines()
-    for place in places:
-        place.close()
-
-
-def test_a_model_that_is_loaded_again_takes_as_much_as_before(bench: Bench) -> None:
-    path = bench.plan()
-    for _ in range(3):
-        engine = bench.load(path, warm_up=(2,))
-        with closing(engine.bind(bench.partition)) as executor:
-            assert parts(executor) == (KERNEL, GRAPH, 0)
-        engine.close()
-    assert bench.device.driver_memory.kept == KERNEL + GRAPH
-
-
 def test_a_graph_that_cannot_be_made_counts_for_nothing(bench: Bench) -> None:
     with closing(bound(bench)) as executor:
         bench.gpu.fail("cuGraphInstantiate")
@@ -243,18 +216,6 @@ def in_another_thread(bench: Bench, action: Any) -> Any:
     return meanwhile
 
 
-def test_memory_that_another_thread_allocates_meanwhile_does_not_count(bench: Bench) -> None:
-    kept = []
-
-    def allocate() -> None:
-        kept.append(bench.device.make_current().allocate(500 * MIB, stream=bench.partition.stream))
-
-    bench.gpu.meanwhile(COMPILING, in_another_thread(bench, allocate))
-    with closing(bound(bench)) as executor:
-        assert parts(executor) == (KERNEL, GRAPH, 0)
-    kept.pop().close()
-
-
 def test_an_engine_that_another_thread_loads_meanwhile_waits(bench: Bench) -> None:
     other, loads = bench.plan(), list[Any]()
     with ThreadPoolExecutor(1) as thread:
@@ -262,21 +223,6 @@ def test_an_engine_that_another_thread_loads_meanwhile_waits(bench: Bench) -> No
         with closing(bound(bench)) as executor:
             loads[0].result(30)
             assert parts(executor) == (KERNEL, GRAPH, 0)
-
-
-def test_a_partition_that_is_carved_meanwhile_makes_it_unknown(bench: Bench) -> None:
-    bench.gpu.meanwhile(COMPILING, in_another_thread(bench, lambda: bench.device.carve([5]).close()))
-    with closing(bound(bench)) as executor:
-        assert parts(executor) == (0, GRAPH, 1)
-
-
-@pytest.mark.parametrize("then", [0, 200 * MIB], ids=["frees", "takes"])
-def test_memory_that_another_process_frees_or_takes_meanwhile_does_not_count(bench: Bench, then: int) -> None:
-    """Such as a child that compiles kernels."""
-    bench.gpu.others_have = 100 * MIB
-    bench.gpu.meanwhile(COMPILING, lambda: setattr(bench.gpu, "others_have", then))
-    with closing(bound(bench)) as executor:
-        assert parts(executor) == (KERNEL, GRAPH, 0)
 
 
 def test_beside_another_change_it_is_unknown_and_all_answers_are_right(bench: Bench) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engines import ModelRefused, Tensor
-from tests.engines.simulated import AFFINE, ROWS, Bench, affine, assert_right, rows
+from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, rows
 from tests.engines.tensorrt.test_data_dependent import FIVE, NONZERO, answer, expected, sparse
-from tests.engines.tensors import array
 from tests.simulation.plans import Ranges
 
 MORE: Ranges = {"x": [(1, 3), (9, 3), (20, 3)]}
@@ -69,14 +68,6 @@ def test_inferences_without_a_graph_do_not_wait_while_another_partition_opens_it
         first.close()
 
 
-def test_several_are_in_flight(full: Bench) -> None:
-    executor = full.bind()
-    data = [rows(3, seed) for seed in range(20)]
-    works = [executor.enqueue([Tensor.of(each)]) for each in data]
-    assert [array(work.wait()[0]).tolist() for work in works] == [affine(each).tolist() for each in data]
-    executor.close()
-
-
 def test_weights_are_streamed_without_a_graph(full: Bench) -> None:
     executor = full.load(full.plan(streamable=1000), weight_streaming_budget=1).bind(full.partition)
     assert_right(executor, rows(4))
@@ -130,9 +121,3 @@ def test_auxiliary_streams_are_the_partition_s_own(full: Bench) -> None:
         assert_right(executor, rows(5, seed))
     executor.close()
     assert sum(not stream.closed for stream in green.streams) == 1
-
-
-def test_an_engine_file_of_the_full_library_is_loaded(full: Bench) -> None:
-    executor = full.load(full.artifact()).bind(full.partition)
-    assert_right(executor, rows(4))
-    executor.close()

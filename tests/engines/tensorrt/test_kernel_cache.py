@@ -1,6 +1,5 @@
 import gc
 import json
-import logging
 import subprocess
 import sys
 import threading
@@ -107,16 +106,6 @@ def test_engines_libraries_devices_and_namespaces_keep_apart_in_one_file(path: P
     keep(path, "conv")
     keep(path, "gemm", key=other)
     assert (kept(path), kept(path, other)) == ({"conv"}, {"gemm"})
-
-
-def test_two_processes_that_save_different_keys_lose_nothing(path: Path) -> None:
-    first, second = open_cache(path, KEY), open_cache(path, KEY._replace(engine="other"))
-    add(first.materialize(Kernels), "conv")
-    add(second.materialize(Kernels), "gemm")
-    first.close()
-    second.close()
-    assert kept(path) == {"conv"}
-    assert kept(path, KEY._replace(engine="other")) == {"gemm"}
 
 
 def test_two_processes_that_save_one_key_lose_nothing_over_several_saves(path: Path) -> None:
@@ -378,9 +367,3 @@ def test_eviction_keeps_entries_within_the_limit_or_one_entry(entries: dict[str,
     left = within(dict(entries), limit)
     assert sum(map(len, left.values())) <= limit or len(left) == 1
     assert list(left.items()) == list(entries.items())[len(entries) - len(left) :]
-
-
-def test_nothing_is_logged_when_all_goes_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "greenlane"):
-        keep(tmp_path / "kernels", "conv")
-    assert not caplog.records

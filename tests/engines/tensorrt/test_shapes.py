@@ -124,14 +124,6 @@ def test_a_shape_without_a_larger_ready_one_is_prepared(bench: Bench) -> None:
         assert_right(executor, rows(count))
     assert executor.describe()["shapes"] == [[[2, 3]], [[3, 3]], [[8, 3]]]
     assert executor.describe()["counts"]["padded"] == 2
-    executor.close()
-
-
-def test_without_the_setting_nothing_is_padded(bench: Bench) -> None:
-    executor = bench.bind(AFFINE, BATCHES, warm_up="usual")
-    assert_right(executor, rows(3))
-    assert (executor.describe()["counts"]["padded"], executor.describe()["counts"]["compilations"]) == (0, 1)
-    executor.close()
 
 
 def test_several_inputs_are_padded_together(bench: Bench) -> None:
@@ -146,7 +138,6 @@ def test_several_inputs_are_padded_together(bench: Bench) -> None:
         assert array(tensors[2]).tolist() == np.concatenate([a, a + a], axis=1).tolist()
     assert calls(bench, since, *NEW) == [0, 0, 0, 0]
     assert executor.describe()["counts"]["padded"] == 2
-    executor.close()
 
 
 def test_a_model_with_a_tensor_that_has_no_rows_is_not_padded(bench: Bench) -> None:
@@ -156,7 +147,6 @@ def test_a_model_with_a_tensor_that_has_no_rows_is_not_padded(bench: Bench) -> N
     for _ in range(2):
         assert run(executor, data, weights)[0].tolist() == (data * weights).tolist()
     assert (executor.describe()["counts"]["padded"], executor.describe()["counts"]["compilations"]) == (0, 1)
-    executor.close()
 
 
 def test_an_output_without_a_row_for_each_row_is_not_cut(bench: Bench) -> None:
@@ -168,7 +158,6 @@ def test_an_output_without_a_row_for_each_row_is_not_cut(bench: Bench) -> None:
     assert tensor.shape == (5, 3)
     assert array(tensor).tolist() == data.T.tolist()
     assert executor.describe()["counts"]["padded"] == 0
-    executor.close()
 
 
 # Preparing.
@@ -180,7 +169,6 @@ def test_a_ready_shape_needs_no_preparation(bench: Bench, executor: Any, padding
     assert padding.preparing(((8, 3),)) is None
     with_none = never_captured(bench)
     assert with_none.preparing(FIVE) is None
-    with_none.close()
 
 
 def test_a_new_shape_is_prepared_in_the_background_and_then_launches_a_graph(bench: Bench, executor: Any) -> None:
@@ -393,13 +381,6 @@ def test_closing_waits_for_a_preparation_and_leaks_nothing(bench: Bench) -> None
         executor.preparing(FIVE)
     executor.engine.close()
     assert bench.holdings() == before
-
-
-def test_an_executor_that_is_being_closed_begins_no_preparation(bench: Bench) -> None:
-    executor = bench.bind()
-    executor._shapes.stop_preparing()
-    assert executor.preparing(FIVE) is None
-    executor.close()
 
 
 def test_a_preparation_in_progress_stays_with_the_old_executor_of_a_move(bench: Bench) -> None:

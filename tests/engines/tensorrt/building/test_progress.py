@@ -1,6 +1,5 @@
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,10 +81,3 @@ def test_on_a_terminal_one_line_is_written_over_and_removed() -> None:
         printer(step)
     printer.clear()
     assert stream.getvalue() == "\r\x1b[K  1% work\r\x1b[K  2% work\r\x1b[K"
-
-
-@pytest.mark.parametrize("share", [0.0, 0.999, 1.0])
-def test_a_share_is_printed_as_a_percentage(share: float) -> None:
-    stream = Terminal()
-    Printer(stream)(Step("work", share))
-    assert f"{share:.0%} work" in stream.getvalue()
