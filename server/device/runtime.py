@@ -160,19 +160,19 @@ class Runtime:
         name: str,
         granules: Granules,
         beyond: int,
-        models: Sequence[str] | None = None,
-        config: TenantConfig | None = None,
+        models: Sequence[str] | None,
+        config: TenantConfig,
     ) -> None:
         """Serve one tenant more, whose frontend has just come: give it a partition, page-lock its memory, and load its models.
 
-        `models` is its list if that differs from the one of the configuration, and `config` is set for one that is not in the
-        configuration. Numbers of its models' loads are above `beyond`. Raises as `start` does; `release` it then.
+        `models` is its list if that differs from the one of the configuration. Numbers of its models' loads are above `beyond`.
+        Raises as `start` does; `release` it then.
         """
-        known = self._tenants[name] = config or self._tenants[name]
+        self._tenants[name] = config
         self._locks.add(name)
         self._worker_control.add(name)
-        self._supervision.add(name, known.execution_limit(self._max_execution))
-        self.tenant_models.add(known if models is None else known.with_models(models))
+        self._supervision.add(name, config.execution_limit(self._max_execution))
+        self.tenant_models.add(config if models is None else config.with_models(models))
         self.frontends[name].open(self)
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})

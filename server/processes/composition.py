@@ -55,7 +55,7 @@ class Composition:
         self._service = Service(config, [])
         frontends = _open_frontends(config, hosted)
         self._tenants: dict[str, TenantSides] = {}
-        transfers = TenantTransfers(self._tenants, self._find_home, self._leave_home, config)
+        transfers = TenantTransfers(self._tenants, self._find_home, self._leave_home, lambda: self.controller.config)
         self.counts = affinity.count(config, hosted, cores)
         self.controller = Controller(config, frontends, self._set_state, transfers.transfer)
         self._observers = Observers(self.controller)

@@ -257,3 +257,23 @@ def test_tenants_of_two_devices_of_cores_run_on_their_devices_cores(standard: Pa
         assert "set tenants.acme.device and restart the server" in refused.json()["error"]
         load.more()
         assert load.wrong == []
+
+
+def test_a_tenant_that_came_by_a_reload_moves_to_another_device_as_it_is_configured_now(standard: Path, tmp_path: Path) -> None:
+    path = tmp_path / "greenlane.toml"
+
+    def reload(*late: str) -> None:
+        configure(path, standard, "".join((devices(), TENANTS, *late)))
+        with client(server) as http:
+            assert (answer := http.post("/admin/reload")).status_code == 200, answer.text
+
+    configure(path, standard, devices() + TENANTS)
+    with running_devices(path) as server, client(server, "late") as http:
+        reload(tenant("late", "half", device="0"))
+        assert move(http, "late", "1").status_code == 200
+        assert ready(http) == {"half"}
+        reload()
+        reload(tenant("late", "identity", device="0"))
+        assert move(http, "late", "1").status_code == 200
+        assert ready(http) == {"identity"}
+        assert answered(http) == 200

@@ -59,13 +59,12 @@ class ToDeviceProcess(Protocol):
         changes: Sequence[Change],
         beyond: Count,
         models: Sequence[str] | None,
-        config: TenantConfig | None,
+        config: TenantConfig,
     ) -> None:
         """Make a tenant of another device ready on these granules, beside those of this one, and then make these changes.
 
         Its link is one to its memory that is not in use yet. The models' keys have numbers above `beyond`. `models` is its
-        list, if that is not the one of the configuration any more, and `config` its configuration, if the process does not have
-        that. What it publishes meanwhile the supervisor keeps.
+        list, if that is not the one of the configuration any more. What it publishes meanwhile the supervisor keeps.
         """
 
     async def name_models(self, tenant: str, keys: Mapping[str, str]) -> None:

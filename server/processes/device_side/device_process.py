@@ -147,7 +147,7 @@ class DeviceProcess(RuntimeServer):
         changes: Sequence[Change],
         beyond: int,
         models: Sequence[str] | None,
-        config: TenantConfig | None,
+        config: TenantConfig,
     ) -> None:
         runtime = self.opened
         self._link(tenant, self._receiver.take_link(link))

@@ -57,15 +57,14 @@ class TenantHandover:
         changes: Changes,
         beyond: int,
         models: list[str] | None = None,
-        config: TenantConfig | None = None,
         *,
+        config: TenantConfig,
         http_side: HttpSide,
     ) -> None:
         """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
 
-        `models` is its list of models if that was changed since the start, and `config` is set for one that the process does
-        not know. Until `join` it calls `http_side`, where its models' keys have numbers above `beyond`. Raises as `start` does,
-        and Unavailable; nothing is left of it then.
+        `models` is its list of models if that was changed since the start. Until `join` it calls `http_side`, where its models'
+        keys have numbers above `beyond`. Raises as `start` does, and Unavailable; nothing is left of it then.
         """
         if self._calls.sender is None:
             raise self._calls.gone()

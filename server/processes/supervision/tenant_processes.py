@@ -52,7 +52,7 @@ class TenantSides:
 
 class TenantTransfers:
     """Belongs to the supervisor's event loop. `tenants` are those that are served, by name; `find` and `leave` are those of
-    `DeviceHomes`.
+    `DeviceHomes`. `config` returns what is served now.
 
     1. The new device process makes a partition, page-locks the tenant's memory, and loads its models; the old one serves.
     2. The HTTP process gets a new link, once what is in flight has ended; what it launches from then on waits in that link.
@@ -67,12 +67,12 @@ class TenantTransfers:
         tenants: Mapping[str, TenantSides],
         find: Callable[[str, str], Awaitable[RemoteRuntime]],
         leave: Callable[[RemoteRuntime], Awaitable[None]],
-        config: Config,
+        config: Callable[[], Config],
     ) -> None:
         self._tenants = tenants
         self._find = find
         self._leave = leave
-        self._max_pause = config.server.max_pause
+        self._config = config
 
     async def transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:
         """See `Controller.transfer`. After an error the tenant is served as before."""
@@ -96,7 +96,8 @@ class TenantTransfers:
         try:
             beyond = max((load_of(each.key) for each in frontend.served()), default=0)
             changes, lists = source.kept.changes(tenant), source.kept.lists.of(tenant)
-            await target.handover.adopt(tenant, unused, granules, changes, beyond, lists, http_side=coming)
+            config = self._config().tenants[tenant]
+            await target.handover.adopt(tenant, unused, granules, changes, beyond, lists, config=config, http_side=coming)
         finally:
             unused.close()
         try:
@@ -116,7 +117,7 @@ class TenantTransfers:
     @asynccontextmanager
     async def _link_of(self, tenant: str) -> AsyncIterator[None]:
         """Hold its `link`. Raises Conflict after `max_pause`, as no granules can change hands meanwhile."""
-        lock, limit = self._tenants[tenant].link, self._max_pause
+        lock, limit = self._tenants[tenant].link, self._config().server.max_pause
         try:
             async with asyncio.timeout(limit):
                 await lock.acquire()
@@ -136,7 +137,7 @@ class TenantTransfers:
         sides = self._tenants[tenant]
         before, changes = source.handover.leave(tenant)
         try:
-            free = await sides.frontend.relink(self._max_pause)
+            free = await sides.frontend.relink(self._config().server.max_pause)
         except BaseException:
             source.handover.stay(tenant, before)
             raise

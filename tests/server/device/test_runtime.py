@@ -1151,7 +1151,7 @@ async def test_a_tenant_of_another_device_comes_is_served_and_goes_again(root: P
     stays = len(site.pins())
     for granules in ((2, 3), (4,)):
         late = frontends["globex"] = PlacedFrontend(config.tenants["globex"])
-        await runtime.adopt("globex", granules, beyond=70)
+        await runtime.adopt("globex", granules, 70, None, config.tenants["globex"])
         (served,) = late.tenant.catalog.served()
         assert load_of(served.key) > 70, "no key of the other device means another model here"
         assert granules_of(runtime) == {"acme": (0, 1), "globex": granules}
@@ -1179,7 +1179,7 @@ async def test_a_tenant_that_comes_to_a_runtime_which_just_began_without_tenants
     runtime = Runtime(config, site.device, frontends, states.append, lambda _: None, site.read)
     await runtime.start({})
     frontends["globex"] = PlacedFrontend(config.tenants["globex"])
-    await runtime.adopt("globex", (2, 3), beyond=0)
+    await runtime.adopt("globex", (2, 3), 0, None, config.tenants["globex"])
     await runtime.loaded()
     assert len(site.engines) == 1
     assert states

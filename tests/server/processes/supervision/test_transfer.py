@@ -39,7 +39,7 @@ class Site:
         self.sides = TenantSides(self.frontend, self.source)
         server, models = ServerConfig(max_pause=0.1), ModelsConfig(repository=Path())
         config = Config(server=server, models=models, tenants={"acme": ACME}, source="test")
-        self._transfers = TenantTransfers({"acme": self.sides}, self._find, self._leave, config)
+        self._transfers = TenantTransfers({"acme": self.sides}, self._find, self._leave, lambda: config)
 
     async def open(self) -> "Site":
         self.first = await served(self.source)
