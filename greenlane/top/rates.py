@@ -3,9 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from .source import Look, Requests
+
+_ADJUSTED = 1.0
+"""Seconds by which a server's clock of the day may have been adjusted between two looks, so that it was not started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Rates:
 def between(before: Look, after: Look) -> Rates | None:
     """What happened between two looks; None if the server was started again between them."""
     seconds = after.usage["seconds"] - before.usage["seconds"]
-    if seconds <= 0:
+    if seconds <= 0 or abs(_since(after) - _since(before)) > _ADJUSTED:
         return None
     devices = {each["name"]: each for each in before.usage["devices"]}
     tenants = {(each["tenant"], each["device"]): each for each in before.usage["tenants"]}
@@ -104,6 +108,11 @@ def between(before: Look, after: Look) -> Rates | None:
             for each in after.usage["tenants"]
         ),
     )
+
+
+def _since(look: Look) -> float:
+    """When the server began to count, in seconds since 1970, by its clock of the day."""
+    return datetime.fromisoformat(look.usage["since"]).timestamp()
 
 
 def quantile(before: Mapping[float, float], after: Mapping[float, float], part: float) -> float | None:

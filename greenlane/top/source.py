@@ -52,12 +52,14 @@ class Look:
 def look(url: str, key: str | None) -> Look:
     """Ask a server. Blocks. Raises Unreachable."""
     usage, metrics = _get(url, "/admin/usage", key), _get(url, "/metrics", key)
+    asked = "/admin/usage"
     try:
         found = json.loads(usage)
-        found["tenants"], found["devices"]
-    except (ValueError, TypeError, KeyError):
-        raise Unreachable(f"{url}/admin/usage answered something else; is it a Greenlane of this version?") from None
-    return Look(found, *read_metrics(metrics.decode()))
+        found["tenants"], found["devices"], found["since"]
+        asked = "/metrics"
+        return Look(found, *read_metrics(metrics.decode()))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Unreachable(f"{url}{asked} answered something else; is it a Greenlane of this version?") from None
 
 
 def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:

@@ -27,14 +27,17 @@ from greenlane.top.table import lines
 PATIENCE = 30
 
 
-def usage(seconds: float, used: float, works: int, joules: float | None = None) -> dict[str, Any]:
+BEGAN = "2026-11-28T12:00:00.000Z"
+
+
+def usage(seconds: float, used: float, works: int, joules: float | None = None, since: str = BEGAN) -> dict[str, Any]:
     model = {"name": "mob", "version": "1", "works": works, "used": used, "borrowed": 0.0, "energy_joules": joules}
     counts = {"granted": 2 * seconds, "used": used, "idle": 2 * seconds - used, "lent": 0.0, "borrowed": 0.0}
     tenant = {"tenant": "acme", "device": "0", "unit": "SM", "share": 2, **counts, "energy_joules": joules}
     idle = None if joules is None else joules / 2
     device = {"name": "0", "unit": "SM", "units": 4, "energy_joules": joules, "idle_energy_joules": idle, **counts}
     tenant |= {"device_memory_bytes": 3 << 20, "age_seconds": 0.1, "models": [model]}
-    return {"since": "a", "until": "b", "seconds": seconds, "devices": [device], "tenants": [tenant]}
+    return {"since": since, "until": "b", "seconds": seconds, "devices": [device], "tenants": [tenant]}
 
 
 def metrics(answered: int) -> str:
@@ -165,7 +168,12 @@ def test_rows_are_in_order_of_use_and_then_of_names_and_versions_whatever_the_or
 
 
 def test_a_server_that_was_started_again_has_no_rates_yet() -> None:
-    assert between(looked(10, 5, 100), looked(1, 0, 0)) is None
+    before = looked(10, 5, 100)
+    assert between(before, looked(1, 0, 0)) is None
+    for seconds, since, same in ((40, "12:00:20.000Z", False), (70, "12:00:00.021Z", True)):
+        after = looked(seconds, 6, 100)
+        after.usage["since"] = f"2026-11-28T{since}"  # Computed from the clock of the day, which is adjusted now and then.
+        assert (between(before, after) is not None) == same
 
 
 def test_quantiles_are_between_the_bounds_of_buckets() -> None:
@@ -215,9 +223,12 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.startswith("greenlane top: http://127.0.0.1:1 does not answer: ")
 
 
-def test_another_server_is_not_understood(server: Answering) -> None:
-    server.answer = lambda _: (200, b"<html>")  # type: ignore[method-assign]
-    with pytest.raises(Unreachable, match="answered something else"):
+@pytest.mark.parametrize("wrong", [b"<html>", b"[" * 100_000, b"{}", b"3", b'{"devices": [], "tenants": [], "x": "\xff"}'])
+@pytest.mark.parametrize("path", ["/admin/usage", "/metrics"])
+def test_another_server_is_not_understood(server: Answering, path: str, wrong: bytes) -> None:
+    right = server.answer
+    server.answer = lambda asked: (200, wrong) if asked == path else right(asked)  # type: ignore[method-assign]
+    with pytest.raises(Unreachable, match=f"{path} answered something else"):
         look(url(server), None)
 
 
