@@ -10,7 +10,7 @@ Writes to the host that PCIe does not take at once pile up inside the GPU, and t
 uses. So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns (`turns`),
 in the order in which they come. A block passes its turn on after 128 KiB if another one waits, and after its copy. The turns
 are words in memory of the device that all copy kernels share, those of all tenants of this process, and under MPS those of all
-processes of the GPU (`partitions.cuda.shared_memory`). A kernel that is killed there in its turn holds up the others for 1 to 2
+processes of the GPU (`partitions.cuda.kernels`). A kernel that is killed there in its turn holds up the others for 1 to 2
 ms.
 
 Who copies over PCIe, and what bounds that:

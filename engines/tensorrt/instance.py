@@ -29,10 +29,9 @@ from ..errors import EngineError, ExecutionFailed, ModelRefused
 from ..memory import added
 from ..signature import Shape
 from ..verification.steady import Repeat
-from .context import Context, Contexts
+from .context import Context, Contexts, DataDependentOutputs
 from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
-from .outputs import DataDependentOutputs
 from .plan import LoadedPlan
 
 Array = np.ndarray[Any, np.dtype[Any]]

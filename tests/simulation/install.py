@@ -16,7 +16,7 @@ from .gpu import Gpu
 
 OURS = tuple(
     f"partitions.cuda.{name}"
-    for name in ("device", "driver", "green_contexts", "kernels", "memory_level", "shared_memory", "sm_probe", "strain")
+    for name in ("device", "driver", "green_contexts", "kernels", "memory_level", "sm_probe", "strain")
 )
 OURS += tuple(
     f"engines.cuda.{module}"
@@ -41,7 +41,6 @@ OURS += tuple(
         "engine",
         "instance",
         "lifetime",
-        "outputs",
         "plan",
         "executor",
         "shapes",

@@ -38,9 +38,8 @@ from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.process_setup import ProcessArguments, set_up
 from . import proxy as forwarding
-from .connection_handoff import ConnectionHandoff
+from .connection_handoff import ConnectionHandoff, Paced, Server
 from .tenant_side import TenantSide
-from .uvicorn_server import Paced, Server
 
 if TYPE_CHECKING:
     from ...grpc.server import GrpcServer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engines import ExecutionFailed, ModelRefused, Tensor, TensorMismatch, on_stream
-from engines.tensorrt.outputs import DataDependentOutputs
+from engines.tensorrt.context import DataDependentOutputs
 from tests.engines.simulated import Bench
 from tests.engines.tensors import Array, array
 from tests.models import DISTINCT

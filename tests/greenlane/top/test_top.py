@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from greenlane.top import command
-from greenlane.top.command import KEY, parse
+from greenlane.top.command import KEY, lines, parse
 from greenlane.top.rates import ModelRates, Moving, between, quantile
 from greenlane.top.source import Look, Unreachable, look, read_metrics
-from greenlane.top.table import lines
 
 PATIENCE = 30
 

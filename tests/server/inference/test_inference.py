@@ -17,8 +17,7 @@ from server.link import ring as links
 from server.link.activity import LENDS, OPEN, LenderPage
 from server.link.messages import Done, Failure, Ticket
 from server.scheduling.admission import ENDED
-from server.scheduling.guard import ENOUGH, Guard
-from server.scheduling.lender import ALONE, MET, Lender, Neighbour
+from server.scheduling.lender import ALONE, ENOUGH, MET, Guard, Lender, Neighbour
 from server.tenants.catalog import ServedModel
 from server.tenants.service import report
 from tests.lanes import SIGNATURE, PlayedTenant, opened_tenant

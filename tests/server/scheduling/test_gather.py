@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Signature, TensorMismatch, TensorSpec, wire
 from server.link.messages import NOWHERE, Extent
 from server.link.slots import Slot
-from server.scheduling.gather import Layouts, Member, Shapes, gather, split
+from server.scheduling.batch_runs import Layouts, Member, Shapes, gather, split
 from tests.memory import arena_of
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.scheduling.guard import CHANCE, ENOUGH, FIRST_PAUSE, LONGEST_PAUSE, MEASURING, STALE, Guard, critical
+from server.scheduling.lender import CHANCE, ENOUGH, FIRST_PAUSE, LONGEST_PAUSE, MEASURING, STALE, Guard, critical
 
 MS = 1_000_000
 LIMIT = 1 * MS

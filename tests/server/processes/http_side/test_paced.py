@@ -2,7 +2,7 @@ import asyncio
 from typing import Any
 
 from server.http.connection_limits import REFUSAL_RATE, Refusals
-from server.processes.http_side.uvicorn_server import MAX_WAITING, Paced
+from server.processes.http_side.connection_handoff import MAX_WAITING, Paced
 
 
 class Site:
