@@ -100,7 +100,7 @@ class TensorRTExecutor:
         self.instance = instance
         self._loaded = engine.loaded
         self._partition = partition
-        self._stream = partition.stream
+        self.stream = partition.stream
         self._adopted_handle = partition.handle if isinstance(partition, AdoptedPartition) else None
         self._events = resources.events
         self._order = resources.order
@@ -111,7 +111,7 @@ class TensorRTExecutor:
         self._recipes = Recipes(partition.stream, resources.events, instance.addresses, engine.path.name)
         self._clock = instance.copies[True].take_clock(partition.stream) if instance.times_itself else None
         self._clock_number = self._clock.number if self._clock else 0
-        self._shapes = ReadyShapes(
+        self.shapes = ReadyShapes(
             engine.loaded, partition, instance, resources.aux_streams, self._lock, self._recipes, clock=self._clock_number
         )
         # An inference with data-dependent outputs takes two tables of the ring.
@@ -125,13 +125,13 @@ class TensorRTExecutor:
         membership = instance.sharers.join(Sharer(self._lock, partition.stream, resources.order, self._recipes.revoke))
         owned = (membership, *clock, resources.order, *resources.events, *resources.aux_streams, self._staging)
         name = f"<TensorRTExecutor {engine.path.name}>"
-        self._finalizer = Finalizer(name, engine.pool, instance, partition, owned, self._shapes)
+        self._finalizer = Finalizer(name, engine.pool, instance, partition, owned, self.shapes)
         engine.pool.add(self._finalizer)
         weakref.finalize(self, self._finalizer.collected)
 
     def __repr__(self) -> str:
         state = ", closed" if self._finalizer.closed else ""
-        captures = self._shapes.statistics().captures
+        captures = self.shapes.statistics().captures
         return f"<TensorRTExecutor {self.engine.path.name}, {self._runs} runs, {captures} captures{state}>"
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> CudaWork | JoinedWork:
@@ -146,9 +146,9 @@ class TensorRTExecutor:
                         return self._join_capture(inputs, room)
                 if handle is None:
                     if self._order.is_primary_current:
-                        return self._enqueue(inputs, room, self._stream)
+                        return self._enqueue(inputs, room, self.stream)
                     with self._order.primary_context():
-                        return self._enqueue(inputs, room, self._stream)
+                        return self._enqueue(inputs, room, self.stream)
                 with self._order.ordered_with(handle) as stream:
                     return self._enqueue(inputs, room, stream)
             except (CUDAError, PartitionError) as error:
@@ -157,7 +157,7 @@ class TensorRTExecutor:
     def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
         with self._lock:
             self._check_open()
-            return self._shapes.preparing(tuple(shapes))
+            return self.shapes.preparing(tuple(shapes))
 
     def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe | None:
         """As `Launchable.recipe`. None without a graph that holds the copies, on an adopted stream, and while settings are
@@ -168,7 +168,7 @@ class TensorRTExecutor:
             self._recipes.revoke_by(revoke)
             if self._adopted_handle is not None or self._overrides or self.instance.data_dependent:
                 return None
-            if (fit := self._shapes.find(tuple(shapes))) is None or fit.parts > 1:
+            if (fit := self.shapes.find(tuple(shapes))) is None or fit.parts > 1:
                 return None
             prepared = fit.prepared
             return self._recipes.make(tuple(shapes), prepared.shapes, fit.outputs, prepared.graph, prepared.copies)
@@ -192,8 +192,8 @@ class TensorRTExecutor:
         Call it on an attached thread. Blocks for some 10 ms a graph. Raises ExecutionFailed, DeviceLost.
         """
         with failing(f"capturing graphs of {other!r} on {self._partition!r}"):
-            self._shapes.recapture(other._shapes)
-            self._shapes.warming = False
+            self.shapes.recapture(other.shapes)
+            self.shapes.warming = False
 
     def answer(self, inputs: Sequence[Array]) -> list[Array]:
         """As `engines.verification.rows.Answering`. Call it on an attached thread.
@@ -204,7 +204,7 @@ class TensorRTExecutor:
         with failing(f"verifying {self!r}"), ExitStack() as scratch:
             sizes = [max(1, each.nbytes) for each in inputs]
             outputs = sum(map(align, self.instance.sizes[len(inputs) :]))
-            buffers = zeroed_buffers(self._loaded.device, [*sizes, outputs], self._stream)
+            buffers = zeroed_buffers(self._loaded.device, [*sizes, outputs], self.stream)
             for buffer in buffers:
                 scratch.callback(buffer.close)
             places = [int(buffer.handle) for buffer in buffers]
@@ -212,7 +212,7 @@ class TensorRTExecutor:
             given = [np.ascontiguousarray(each) for each in inputs]
             for address, each in zip(places, given, strict=False):
                 if each.nbytes:
-                    handle_return(driver.cuMemcpyHtoDAsync(address, each.ctypes.data, each.nbytes, self._stream.handle))
+                    handle_return(driver.cuMemcpyHtoDAsync(address, each.ctypes.data, each.nbytes, self.stream.handle))
             tensors = [Tensor(each.shape, address, each.nbytes) for each, address in zip(inputs, places, strict=False)]
             found = self.enqueue(tensors, Room(places[-1], outputs)).wait()
             return [self._fetched(tensor, spec.datatype) for spec, tensor in zip(signature.outputs, found, strict=True)]
@@ -222,7 +222,7 @@ class TensorRTExecutor:
         with self._lock:
             self._loaded.settings = self._loaded.settings.merge(batch_padding=False)
             self._recipes.revoke()
-            for shapes in (self._shapes, *(before for before, _ in self._overrides)):
+            for shapes in (self.shapes, *(before for before, _ in self._overrides)):
                 shapes.stop_padding()
             self._addresses = AddressCache(self._partition.device)
 
@@ -232,8 +232,8 @@ class TensorRTExecutor:
             return tensor.array(datatype)
         array = np.empty(tensor.shape, datatype.numpy)
         if tensor.nbytes:
-            handle_return(driver.cuMemcpyDtoHAsync(array.ctypes.data, tensor.address, tensor.nbytes, self._stream.handle))
-            self._stream.sync()
+            handle_return(driver.cuMemcpyDtoHAsync(array.ctypes.data, tensor.address, tensor.nbytes, self.stream.handle))
+            self.stream.sync()
         return array
 
     def warm_up(self, sets: Iterable[Sequence[Shape]]) -> None:
@@ -247,29 +247,29 @@ class TensorRTExecutor:
         if self._clock and works:
             self.instance.clock_agrees = self._clock.agrees(works, time.monotonic_ns() - began)
             self._clock.start()
-        self._shapes.warming = False
+        self.shapes.warming = False
 
     def make_ready(self, sets: Iterable[Sequence[Shape]]) -> None:
         """As `Preparing.make_ready`, by running each once on zeros."""
-        ready = self._shapes.ready_sets()
+        ready = self.shapes.ready_sets()
         for shapes in sets:
             if (wanted := tuple(map(tuple, shapes))) in ready:
                 continue
-            self._shapes.warming = True  # So that it is not padded to one that is ready.
+            self.shapes.warming = True  # So that it is not padded to one that is ready.
             try:
                 with failing(f"making {list(wanted)} ready"):
                     self._run_on_zeros([wanted])
             except EngineError as error:
                 log.warning("%s: shapes %s, which were in use before, are not ready: %s", self.engine.path, list(wanted), error)
             finally:
-                self._shapes.warming = False
+                self.shapes.warming = False
 
     def _run_on_zeros(self, sets: Iterable[Sequence[Shape]]) -> int:
         """Run each set of shapes once; how many there were."""
         specs, sizes, works = self.engine.signature.inputs, self.instance.sizes, 0
         with ExitStack() as scratch:
             outputs = sum(map(align, sizes[len(specs) :]))
-            blanks = zeroed_buffers(self._loaded.device, [*sizes[: len(specs)], outputs], self._stream)
+            blanks = zeroed_buffers(self._loaded.device, [*sizes[: len(specs)], outputs], self.stream)
             for buffer in blanks:
                 scratch.callback(buffer.close)
             addresses = [int(buffer.handle) for buffer in blanks]
@@ -281,7 +281,7 @@ class TensorRTExecutor:
                     self.enqueue([Tensor(shape, address, spec.nbytes(shape)) for spec, shape, address in given], room).wait()
                     works += 1
                 except WrongAnswer:  # Which was logged. Other shapes may be right.
-                    self._stream.sync()
+                    self.stream.sync()
         return works
 
     @property
@@ -294,7 +294,7 @@ class TensorRTExecutor:
         """As `Executor.overriding`. What was ready before the block is neither used in it nor lost."""
         with self._lock:
             self._check_open()
-            settings = overridden(self._shapes.settings, changes)
+            settings = overridden(self.shapes.settings, changes)
             if settings.copies != "engine" and True not in self.instance.copies:
                 raise ModelRefused(
                     f"{self.engine.path}: copies {settings.copies!r} need kernels that it was loaded without; load it with "
@@ -315,8 +315,8 @@ class TensorRTExecutor:
                 self._clock_number,
             )
             shapes.warming = False
-            before = (self._shapes, self._addresses)
-            self._shapes, self._addresses = shapes, AddressCache(self._partition.device)
+            before = (self.shapes, self._addresses)
+            self.shapes, self._addresses = shapes, AddressCache(self._partition.device)
             self._overrides.append(before)
         try:
             yield
@@ -325,13 +325,13 @@ class TensorRTExecutor:
 
     def _restore(self, before: tuple[ReadyShapes, AddressCache[Prepared]]) -> None:
         """End an override: free what became ready in it, and use what was ready before it. Blocks. Does so only once."""
-        self._shapes.stop_preparing()
+        self.shapes.stop_preparing()
         with self._lock:
             if before in self._overrides:
-                ended, (self._shapes, self._addresses) = self._shapes, self._overrides.pop()
+                ended, (self.shapes, self._addresses) = self.shapes, self._overrides.pop()
                 with failing(f"restoring {self!r}"), self._partition.device.current(), ExitStack() as after:
                     after.callback(ended.close)
-                    self._stream.sync()
+                    self.stream.sync()
 
     def close(self) -> None:
         """Wait for the stream, destroy graphs and events and give the instance back, even if one step fails. Any thread.
@@ -340,7 +340,7 @@ class TensorRTExecutor:
         """
         while self._overrides:
             self._restore(self._overrides[-1])
-        self._shapes.stop_preparing()
+        self.shapes.stop_preparing()
         with self._lock, KERNEL_LOADS.freeing():
             self._finalizer.release()
         self.engine.pool.release_postponed()
@@ -348,9 +348,9 @@ class TensorRTExecutor:
     def describe(self) -> Mapping[str, object]:
         """How inferences run, as JSON values; see `engines.base.Executor`."""
         verifier = self._loaded.verifier
-        settings, mode, shapes = self._shapes.settings, self.instance.graph_mode, self._shapes.statistics()
+        settings, mode, shapes = self.shapes.settings, self.instance.graph_mode, self.shapes.statistics()
         return {
-            "graphs": "native" if mode.native else "captured" if self._shapes.captures else "none",
+            "graphs": "native" if mode.native else "captured" if self.shapes.captures else "none",
             "why": mode.note,
             "notes": [*([mode.note] if mode.note else []), *(verifier.notes() if verifier else [])],
             **({"verified": verifier.describe()} if verifier else {}),
@@ -362,9 +362,9 @@ class TensorRTExecutor:
                 "staged": self._staged,
             },
             "copies": settings.copies,
-            "shapes": [[list(shape) for shape in shapes] for shapes in self._shapes.ready_sets()],
+            "shapes": [[list(shape) for shape in shapes] for shapes in self.shapes.ready_sets()],
             "profiles": len(self.instance.contexts),
-            **({"missing_sms": missing} if (missing := self._shapes.missing_sms()) else {}),
+            **({"missing_sms": missing} if (missing := self.shapes.missing_sms()) else {}),
             **described(self.instance, self._graphs()),
             **({"adds": self._beside(self.alternate_of)} if self.alternate_of else {}),
         }
@@ -388,7 +388,7 @@ class TensorRTExecutor:
 
     def _graphs(self) -> list[Taken]:
         """What the driver has taken for each graph, those from before an override included."""
-        return [taken for ready in (self._shapes, *(before for before, _ in list(self._overrides))) for taken in ready.graphs()]
+        return [taken for ready in (self.shapes, *(before for before, _ in list(self._overrides))) for taken in ready.graphs()]
 
     def _check_settled(self) -> None:
         with self._lock:
@@ -421,7 +421,7 @@ class TensorRTExecutor:
         except BaseException:
             self._recover(prepared, stream)
             raise
-        self._shapes.mark_used(prepared)
+        self.shapes.mark_used(prepared)
         self._padded += resolved.padded
         completion = Completion(event, self._runs, self._completed, self)
         if not resolved.staged:
@@ -435,7 +435,7 @@ class TensorRTExecutor:
         The outputs are always staged, as memory for them cannot be chosen before their sizes are known.
         """
         check_tensors(self.engine.signature, inputs)
-        prepared = self._shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream).prepared
+        prepared = self.shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream).prepared
         try:
             sources = [self._staging.source(slot, index, tensor) for index, tensor in enumerate(inputs)]
             outputs = self._run_data_dependent(slot, prepared, self._spans(sources, inputs, ()), room, stream)
@@ -445,7 +445,7 @@ class TensorRTExecutor:
             raise
         self._runs += 1
         self._staged += 1
-        self._shapes.mark_used(prepared)
+        self.shapes.mark_used(prepared)
         return self._staging.staged_work(slot, Completion(self._events[slot], self._runs, self._completed, self), outputs)
 
     def _run_data_dependent(
@@ -454,7 +454,7 @@ class TensorRTExecutor:
         copies, outputs, nothing = prepared.copies, len(self.engine.signature.outputs), (0, 0, 0)
         copies.write(copies.table([*inputs, *[nothing] * outputs]))
         copies.copy_in(stream, self._clock_number)
-        refused = self._shapes.run(prepared, stream)
+        refused = self.shapes.run(prepared, stream)
         copies.copy_out(stream, self._clock_number)
         copies.count()
         self._loaded.check_execution(refused)
@@ -471,13 +471,13 @@ class TensorRTExecutor:
         check_tensors(self.engine.signature, inputs)
         shapes = tuple([tensor.shape for tensor in inputs])
         self._loaded.signature.check(shapes)
-        fit = None if self.instance.data_dependent else self._shapes.find(shapes)
+        fit = None if self.instance.data_dependent else self.shapes.find(shapes)
         if fit is not None and fit.parts > 1:
             why = f"the rows of this shape are run in {fit.parts} parts"
             raise ExecutionFailed(f"{self.engine.path.name} cannot be part of a graph that is being captured: {why}")
         if fit is None or fit.prepared.graph is None:
             otherwise = self.instance.graph_mode.note or "graphs are off"
-            why = "run these shapes once before the capture, so that they are compiled" if self._shapes.captures else otherwise
+            why = "run these shapes once before the capture, so that they are compiled" if self.shapes.captures else otherwise
             raise ExecutionFailed(f"{self.engine.path.name} cannot be part of a graph that is being captured: {why}")
         outputs, end = self._lay_out(fit.outputs, room.address, room)
         specs = self.engine.signature.inputs
@@ -487,7 +487,7 @@ class TensorRTExecutor:
             raise ExecutionFailed(
                 f"{what} where the GPU cannot reach; use pinned memory, or the GPU's, for a graph that is being captured"
             )
-        self._shapes.join(fit.prepared, self._spans([tensor.address for tensor in inputs], inputs, outputs), self._stream)
+        self.shapes.join(fit.prepared, self._spans([tensor.address for tensor in inputs], inputs, outputs), self.stream)
         return JoinedWork(outputs)
 
     def _is_reachable(self, tensor: Tensor) -> bool:
@@ -496,7 +496,7 @@ class TensorRTExecutor:
     def _resolve(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> ResolvedAddresses[Prepared]:
         """Resolve the addresses of inputs and room, through staging memory where needed, and cache them where not."""
         check_tensors(self.engine.signature, inputs)
-        fit = self._shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream)
+        fit = self.shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream)
         try:
             sources = [self._staging.source(slot, index, tensor) for index, tensor in enumerate(inputs)]
             outputs, staged = self._destinations(slot, fit, room)
@@ -548,7 +548,7 @@ class TensorRTExecutor:
         if outside:
             copies.copy_in(stream, self._clock_number)
         if graph is None:
-            refused = self._shapes.run(prepared, stream)
+            refused = self.shapes.run(prepared, stream)
         else:
             graph.launch(stream)
         if outside:
@@ -563,7 +563,7 @@ class TensorRTExecutor:
         Without a graph, its shapes are forgotten and prepared again.
         """
         if prepared.graph is None:
-            self._shapes.forget(prepared)
+            self.shapes.forget(prepared)
         stream.sync()
 
     def _destinations(self, slot: int, fit: Fit, room: Room) -> tuple[tuple[Tensor, ...], bool]:

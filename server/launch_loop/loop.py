@@ -105,7 +105,8 @@ class LaunchLoop:
         self._library = library
         self._link = link
         self._entries = (Entry * (3 * MOST_ENTRIES))()  # At home, then the same on the wide and on the narrow placement.
-        self._times = (Times * MOST_ENTRIES)()
+        self.took = (Times * MOST_ENTRIES)()
+        """What works of each of `known` take, in nanoseconds; the loop in C writes it."""
         self._known: list[Known] = []
         self._asked: dict[bytes, int] = {}
         self._wide: Wide | None = None
@@ -265,7 +266,7 @@ class LaunchLoop:
 
     def times(self) -> list[tuple[ModelKey, int, int]]:
         """What works took at home and on the wide partition, in nanoseconds, 0 if unknown. Any thread, while it runs too."""
-        return [(known.model, int(each.home), int(each.wide)) for known, each in zip(self.known, self._times, strict=False)]
+        return [(known.model, int(each.home), int(each.wide)) for known, each in zip(self.known, self.took, strict=False)]
 
     def cancel(self, slot: int, serial: int) -> None:
         """Refuse this ticket if it was not launched yet."""
@@ -292,7 +293,7 @@ class LaunchLoop:
         if len(self._recipes) == MOST_ENTRIES:
             self._forget()
         index = len(self._recipes)
-        times, narrow = self._times[index], twins[NARROW]
+        times, narrow = self.took[index], twins[NARROW]
         entries = [self._entries[placement * MOST_ENTRIES + index] for placement in (HOME, WIDE, NARROW)]
         addresses: list[int | None] = []
         for placement, (entry, twin, recipe) in enumerate(zip(entries, twins, recipes, strict=True)):

@@ -23,7 +23,7 @@ from engines.errors import Cancelled, ModelRefused
 from engines.model_files.artifact import Artifact, read_plan, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import TensorRT
-from engines.tensorrt.building.builder import PlanRequest, _Job, _parser_errors, find_or_build
+from engines.tensorrt.building.builder import Job, PlanRequest, find_or_build, parser_errors
 from engines.tensorrt.building.progress import BuildWatch, Step
 from tests.models import PASSING, classifier
 
@@ -163,8 +163,8 @@ def test_nodes_are_named_where_the_model_names_them() -> None:
 
 def test_only_the_first_parser_errors_are_reported() -> None:
     error = SimpleNamespace(desc=lambda: "bad", node=lambda: -1, func=lambda: "f")
-    assert _parser_errors([error] * 3) == "bad; bad; bad"
-    assert _parser_errors([error] * 5) == "bad; bad; bad; and 2 more"
+    assert parser_errors([error] * 3) == "bad; bad; bad"
+    assert parser_errors([error] * 5) == "bad; bad; bad; and 2 more"
 
 
 def test_a_failed_build_reports_the_library_s_first_error() -> None:
@@ -249,9 +249,9 @@ def test_a_profile_is_tuned_on_a_stream_of_its_partition_where_the_library_can(r
     theirs = SimpleNamespace(profile_stream=0)
     added: list[object] = []
     api = replace(rtx, features=rtx.features | {"profile_stream"})
-    job = _Job(api, b"", BuildOptions(), None, {48: 0x1234}.__getitem__, None, BuildWatch(lambda step: True))
+    job = Job(api, b"", BuildOptions(), None, {48: 0x1234}.__getitem__, None, BuildWatch(lambda step: True))
     builder = SimpleNamespace(create_optimization_profile=lambda: theirs)
-    profile = job._add(builder, SimpleNamespace(add_optimization_profile=added.append), 0, Profile(sms=48))
+    profile = job.add(builder, SimpleNamespace(add_optimization_profile=added.append), 0, Profile(sms=48))
     assert profile == Profile(sms=48, tuned=True)
     assert theirs.profile_stream == 0x1234
     assert added == [theirs]

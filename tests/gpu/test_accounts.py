@@ -58,13 +58,13 @@ def test_works_back_to_back_take_what_the_driver_s_events_say(executor: Any, fig
     device, rounds = CudaDevice(), []
     for _ in range(ROUNDS):
         before = executor.device_time.ns
-        first = executor._stream.record(device.create_event(EventOptions(timing_enabled=True)))
+        first = executor.stream.record(device.create_event(EventOptions(timing_enabled=True)))
         began, waiting = time.monotonic_ns(), []
         for _ in range(WORKS // ROUNDS):
             waiting.append(executor.enqueue(given))
             if len(waiting) > 8:
                 waiting.pop(0).wait()
-        last = executor._stream.record(device.create_event(EventOptions(timing_enabled=True)))
+        last = executor.stream.record(device.create_event(EventOptions(timing_enabled=True)))
         last.sync()
         elapsed = time.monotonic_ns() - began
         executor.device_time.fetch()

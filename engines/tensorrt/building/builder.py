@@ -111,7 +111,7 @@ def build(
     Raises ModelRefused with the library's first error, Cancelled, or what `progress` raised.
     """
     where = path or "the model"
-    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, timings, BuildWatch(progress or (lambda step: True)))
+    job = Job(api or find_tensorrt(), onnx, options, path, stream_for, timings, BuildWatch(progress or (lambda step: True)))
     try:
         with restored(), collect_messages() as messages:
             return job.run(messages)
@@ -264,7 +264,7 @@ def _is_whole(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """One build. Its errors do not name the model; `build` adds that."""
 
     api: TensorRT
@@ -287,7 +287,7 @@ class _Job:
             log.info("%s", note)
         config = builder.create_builder_config()
         self._configure(config)
-        profiles = tuple(self._add(builder, config, index, profile) for index, profile in enumerate(profiles))
+        profiles = tuple(self.add(builder, config, index, profile) for index, profile in enumerate(profiles))
         plan = self._make(builder, network, config)
         if plan is None:
             raise ModelRefused(first_error(messages))
@@ -299,7 +299,7 @@ class _Job:
         done = parser.parse(self.onnx, str(self.path)) if self.path else parser.parse(self.onnx)
         if not done:
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
-            raise ModelRefused(blame(self.onnx, _parser_errors(errors)))
+            raise ModelRefused(blame(self.onnx, parser_errors(errors)))
         if not network.num_outputs:
             raise ModelRefused(blame(self.onnx, "it has no outputs"))
 
@@ -359,7 +359,7 @@ class _Job:
         for index, target in enumerate(self.options.targets):
             config.set_compute_capability(targets[target], index)
 
-    def _add(self, builder: Any, config: Any, index: int, profile: Profile) -> Profile:
+    def add(self, builder: Any, config: Any, index: int, profile: Profile) -> Profile:
         """Add a profile to the configuration, and return it with `tuned` set.
 
         Without dynamic inputs the library would add a profile by itself, but only one; the engine has to have as many as its
@@ -428,7 +428,8 @@ class _Job:
         )
 
 
-def _parser_errors(errors: Sequence[Any]) -> str:
+def parser_errors(errors: Sequence[Any]) -> str:
+    """The first three errors of a parser as one text."""
     texts = [_parser_error(error) for error in errors[:3]]
     more = len(errors) - len(texts)
     return "; ".join(texts) + (f"; and {more} more" if more else "")

@@ -160,9 +160,9 @@ def launch(executor: Any, recipe: Recipe, count: int, source: int, target: int) 
     tables = np.frombuffer((ctypes.c_char * (len(recipe.events) * 2 * 24)).from_address(recipe.tables), np.uint64)
     place, answer = recipe.addresses
     tables.reshape(-1, 2, 3)[number.value % len(recipe.events)] = [[source, place, nbytes], [answer, target, nbytes]]
-    executor._shapes.find(((count, 3),)).prepared.graph.launch(executor._stream)
+    executor.shapes.find(((count, 3),)).prepared.graph.launch(executor.stream)
     number.value += 1
-    executor._stream.record(executor._events[(number.value - 1) % len(recipe.events)])
+    executor.stream.record(executor._events[(number.value - 1) % len(recipe.events)])
     executor._events[(number.value - 1) % len(recipe.events)].sync()
 
 

@@ -31,7 +31,7 @@ def executor(bench: Bench) -> Iterator[Any]:
 
 def taken(executor: Any, count: int) -> int:
     """The profile that this many rows are run with."""
-    return int(executor._shapes.find(((count, 3),)).prepared.context.profile)
+    return int(executor.shapes.find(((count, 3),)).prepared.context.profile)
 
 
 def test_each_shape_runs_with_the_preferred_profile_or_the_first_that_fits(bench: Bench, executor: Any) -> None:

@@ -73,7 +73,7 @@ def test_fewer_rows_run_as_the_next_larger_batch_and_only_they_come_out(
     """Only the rows of the request are written to the room: the memory behind them may be another inference's."""
     assert_right(padding, rows(8, 99))
     since, instance = len(bench.gpu.log), padding.instance
-    assert padding._shapes.find(((count, 3),)).prepared.shapes == ((larger, 3),)
+    assert padding.shapes.find(((count, 3),)).prepared.shapes == ((larger, 3),)
     for seed in range(2):
         data, memory = rows(count, seed), bench.memory(4096)
         (output,) = padding.enqueue(bench.pinned(data), memory.room).wait()

@@ -68,7 +68,7 @@ class Looping(Borrower):
         assert self.worker.runner
         loop = self.worker.runner.session.loop
         assert loop
-        loop._times[0].home = 10**9
+        loop.took[0].home = 10**9
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
     bench.run_all(2)
     bench.lenders[0].activity.set_lends(True)
     bench.lenders[0].activity.end()
-    loop._times[0].wide = bench.worker.wide.limit + 1
+    loop.took[0].wide = bench.worker.wide.limit + 1
     bench.run(1)
     assert bench.script.reached["enqueue"] == enqueued, "the loop ran them"
     more = dict.fromkeys(WHY_HOME, 0) | {"owner_busy": 3, "owner_stopped": 2, "too_long": 1}
