@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 
 from ..accounts.usage import NOTHING, NS, DeviceTotals, ModelTotals, Moved, TenantTotals
 from ..api.framework import json_response
+from ..control.controlled_device import memory_on
 from ..control.controller import Controller
 from ..control.descriptions import TenantMemory
 from ..errors import BadRequest
@@ -46,7 +47,7 @@ async def usage(
     lent.
     """
     accountant = observers.accountant
-    now, memory = await asyncio.gather(accountant.collect(), controller.memory_on())
+    now, memory = await asyncio.gather(accountant.collect(), memory_on(controller.devices))
     begin = accountant.before(parse_since(since, now.wall)) if "since" in request.query_params else None
     added = now.less(begin) if begin else now
     span = now.at - begin.at if begin else max((each.elapsed for each in now.devices.values()), default=0)

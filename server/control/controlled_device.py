@@ -8,7 +8,7 @@ from partitions import Move
 from partitions.plan import Granules, assign, orders
 
 from ..accounts.usage import Row
-from .descriptions import NOT_OPENED, DeviceInfo, Execution, PartitionInfo, TenantMemory
+from .descriptions import NOT_OPENED, DeviceInfo, PartitionInfo, TenantMemory
 from .device_runtime import DeviceRuntime
 from .fence import Fence
 from .stretch import Wide
@@ -104,18 +104,6 @@ class ControlledDevice:
     def orders(self) -> dict[str, Granules]:
         """The order in which each tenant would have granules; see `partitions.plan.orders`."""
         return orders(len(self.info.granules), self.first)
-
-
-async def executions_on(devices: Sequence[ControlledDevice]) -> list[Execution]:
-    """How each model runs, one entry a version."""
-    found = await together(together(runtime.models.executions() for runtime in device.distinct()) for device in devices)
-    return [
-        each
-        for device, executions in zip(devices, found, strict=True)
-        for of_runtime in executions
-        for each in of_runtime
-        if each.tenant in device.runtimes  # Not of one that moves, which two devices have then.
-    ]
 
 
 async def memory_on(devices: Sequence[ControlledDevice]) -> dict[str, dict[str, TenantMemory]]:

@@ -19,7 +19,7 @@ from ..config.tenant import TenantConfig
 from ..errors import Conflict, NotFound, Unavailable
 from ..facts import milliseconds
 from ..tenants.frontend import Lifecycle, ManagedFrontend, Report, State
-from .controlled_device import ControlledDevice, Observer, executions_on, memory_on
+from .controlled_device import ControlledDevice, Observer, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import Arrival, DeviceRuntime, Models, TenantHost, halt_all
 from .draining import drain, refuse_and_drain
@@ -394,17 +394,20 @@ class Controller:
         return [(tenant, report) for (tenant, _), report in zip(frontends, found, strict=True)]
 
     async def executions(self) -> list[Execution]:
-        """How each model runs now; see `engines.Executor.describe`."""
-        return await executions_on(self.devices)
+        """How each model runs now, one entry a version; see `engines.Executor.describe`."""
+        found = await together(together(each.models.executions() for each in device.distinct()) for device in self.devices)
+        return [
+            each
+            for device, executions in zip(self.devices, found, strict=True)
+            for of_runtime in executions
+            for each in of_runtime
+            if each.tenant in device.runtimes  # Not of one that moves, which two devices have then.
+        ]
 
     async def memory(self) -> list[TenantMemory]:
         """What each tenant's models take of their device's memory now, in the order of the configuration."""
-        by_tenant = _joined((await self.memory_on()).values())
+        by_tenant = _joined((await memory_on(self.devices)).values())
         return [by_tenant[name] for name in self.tenants if name in by_tenant]
-
-    async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
-        """The same by device and tenant."""
-        return await memory_on(self.devices)
 
     async def probe(self, device: ControlledDevice) -> tuple[dict[str, Placement], list[Overlap]]:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant, and who shares some.
@@ -429,15 +432,12 @@ class Controller:
             raise Conflict(f"tenant {tenant}: {why}")
         self._strains += 1
         try:
-            return await self._strain(tenant, kind, seconds)
+            async with self.granules_change:
+                if self._lifecycle.state in ("draining", "closed"):
+                    raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
+                return await self._runtime_of(tenant).strain(tenant, kind, seconds)
         finally:
             self._strains -= 1
-
-    async def _strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
-        async with self.granules_change:
-            if self._lifecycle.state in ("draining", "closed"):
-                raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
-            return await self._runtime_of(tenant).strain(tenant, kind, seconds)
 
     async def _probe(
         self, device: ControlledDevice, runtimes: Sequence[DeviceRuntime], apart: Set[str] = frozenset()

@@ -159,16 +159,13 @@ class Composition:
                 controller=lambda: self.controller,
                 observers=lambda: self._observers,
                 reloader=lambda: self.reloader,
-                set_log_level=self._set_log_level,
+                set_log_level=lambda level: self.supervisor.set_log_level(level),
             )
         )
 
     def _set_state(self, state: State, progress: str = "") -> None:
         self._service.set_state(state, progress)
         self.supervisor.set_state(state, progress)
-
-    def _set_log_level(self, level: str) -> None:
-        self.supervisor.set_log_level(level)
 
     async def _reconfigure(self, config: Config) -> None:
         self._service.reconfigure(config)
