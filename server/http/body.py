@@ -71,8 +71,7 @@ class Body:
     @property
     def must_close(self) -> bool:
         """Whether the unread rest is too large, or of unknown length, to keep the connection: it is better closed."""
-        unknown = b"transfer-encoding" in self._headers or b"expect" in self._headers
-        return not self._complete and (unknown or int(self._headers.get(b"content-length", 0)) > MAX_DISCARDED)
+        return not self._complete and may_be_much(self._headers)
 
     async def discard(self) -> None:
         """Read and drop the rest, until it ends, the client disconnects or goes silent, or a `LINGER_...` limit is reached."""
@@ -161,6 +160,12 @@ class Linger(asyncio.Protocol):
         else:
             self._active = False
             self._loop.call_later(LINGER_IDLE_SECONDS, self._check)
+
+
+def may_be_much(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the body of a request with these headers is too large, or of unknown length, to wait for a rest of it."""
+    unknown = b"transfer-encoding" in headers or b"expect" in headers
+    return unknown or content_length(headers.get(b"content-length")) > MAX_DISCARDED
 
 
 def content_length(value: str | bytes | None) -> int:

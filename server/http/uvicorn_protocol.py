@@ -17,8 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..tenants.model_changes import is_change
 from ..tenants.unread import UnreadAnswers
-from .body import Linger, close_when_sent
+from .body import Linger, close_when_sent, may_be_much
 from .connection_limits import Activity, connections
+from .inference import CLOSE
 from .paths import is_infer
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, LONG_HEADERS, MAX_HEADER_BYTES, Violation, find_violation
 
@@ -83,7 +84,9 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
             raise ValueError(found.text)  # Stops the parser, and makes uvicorn call `send_400_response`.
         self.expect_100_continue = self.expect_100_continue and self.parser.get_http_version() != "1.0"
         super().on_headers_complete()
-        self.cycle.transport = _Closing(self, self.cycle)  # type: ignore[assignment]
+        self.cycle.transport = closing = _Closing(self, self.cycle)  # type: ignore[assignment]
+        if may_be_much(dict(self.headers)):
+            self.cycle.send = closing.send  # type: ignore[method-assign]
         if self.scope["http_version"] == "1.0" and self.parser.should_keep_alive():
             _keep(self.cycle)
 
@@ -207,6 +210,16 @@ class _Closing:
     def __init__(self, protocol: JsonHttpToolsProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = ref(cycle)  # Which refers to this object.
+        self._must_linger = False
+
+    async def send(self, message: Any) -> None:
+        """Send this of an answer. If it begins before the body is there, it ends the connection."""
+        cycle = self._cycle()
+        assert cycle
+        fields = message.get("headers", ())
+        if message["type"] == "http.response.start" and cycle.more_body and CLOSE not in fields:
+            message, self._must_linger = {**message, "headers": [*fields, CLOSE]}, True
+        await RequestResponseCycle.send(cycle, message)
 
     def write(self, data: bytes) -> None:
         if not self.is_closing():
@@ -216,7 +229,7 @@ class _Closing:
         return self._protocol._lingers or self._protocol.transport.is_closing()
 
     def close(self) -> None:
-        if (cycle := self._cycle()) and cycle.more_body:
+        if (cycle := self._cycle()) and cycle.more_body and not self._must_linger:
             self._protocol.transport.close()
         else:
             self._protocol.linger()

@@ -226,6 +226,27 @@ STRICT = {
 }
 """Requests that two HTTP readers could read differently, refused with the same text by both forms."""
 
+MANY = 2 << 20
+INDEX = "/v2/repository/index"
+TOO_MUCH = Answer(413, "a body of more than 1048576 bytes, which is the limit here", "connection: close")
+NO_POST = Answer(405, "POST is not possible here; use GET, HEAD", "connection: close")
+EARLY = {
+    "100 expected for too much": Row((post(INDEX, b"", "Expect: 100-continue", length=MANY),), (TOO_MUCH,), ends=True),
+    "100 expected for a wrong method": Row((post("/v2", b"", "Expect: 100-continue", length=5),), (NO_POST,), ends=True),
+    "100 expected for no path": Row(
+        (post("/v2/nothing", b"", "Expect: 100-continue", length=5),),
+        (Answer(404, "there is nothing at /v2/nothing", "connection: close"),),
+        ends=True,
+    ),
+    "too much": Row((post(INDEX, b"", length=MANY), b" " * 1000), (TOO_MUCH,), ends=True),
+    "a wrong method and much": Row((post("/v2", b"", length=MANY), b" " * 1000), (NO_POST,), ends=True),
+    "a wrong method and chunks": Row((chunked(b"{}", path="/v2", end=b""), b"0\r\n"), (NO_POST,), ends=True),
+    "a wrong method and a body that is late": Row(
+        (post("/v2", b"", length=5), b"ab", b"cde"), (NO_POST._replace(field="allow: get, head"),)
+    ),
+}
+"""Answers that come before a body, of which then much or an unknown part is still to come: so the connection is closed."""
+
 
 def head(path: str) -> bytes:
     """The bytes of a HEAD."""
@@ -356,4 +377,4 @@ ADMIN = {
 }
 """Who may administer a server without an admin key. What uvicorn takes for the client's address is the proxy's word."""
 
-GOLDEN = UPGRADE | TENANT | STRICT | GLANCE | PAGES | ADMIN
+GOLDEN = UPGRADE | TENANT | STRICT | EARLY | GLANCE | PAGES | ADMIN
