@@ -145,15 +145,6 @@ def test_a_wait_that_fails_while_a_profile_is_switched_fails_the_bind_only_once(
     assert bench.holdings() == before
 
 
-def test_a_second_executor_has_a_profile_too(bench: Bench) -> None:
-    """The library puts one in force by itself only for the first context."""
-    engine = bench.load(bench.plan())
-    first, second = engine.bind(bench.partition), engine.bind(bench.partition)
-    for executor in (first, second):
-        assert_right(executor, rows(3))
-        executor.close()
-
-
 def tuned(bench: Bench, *profiles: tuple[int | None, bool]) -> Any:
     """An engine whose profiles, of the same ranges, are for these numbers of SMs."""
     ranges = {"x": Range(*ROWS["x"])}

@@ -92,13 +92,6 @@ def test_f67_graphs_that_are_required_of_data_dependent_outputs_are_refused(full
         full.bind(NONZERO, FIVE, graphs="required")
 
 
-def test_there_is_no_cache_of_kernels_to_keep(full: Bench) -> None:
-    path = full.plan()
-    full.load(path).bind(full.partition).close()
-    assert "IRuntimeConfig.create_runtime_cache" not in full.gpu.log
-    assert [each.name for each in full.folder.iterdir()] == [path.name]
-
-
 @pytest.mark.parametrize(
     "setting",
     [{"cuda_graph_strategy": "whole_graph_capture"}, {"dynamic_shapes_kernel_specialization_strategy": "lazy"}],

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -66,17 +65,6 @@ def test_an_engine_without_dynamic_sizes_has_no_limits(bench: Bench) -> None:
     executor = engine.bind(bench.partition)
     assert run(executor, DATA)[0].tolist() == (2 * DATA).tolist()
     executor.close()
-
-
-@pytest.mark.parametrize("make", [Bench.plan, Bench.artifact])
-def test_an_engine_computes_once_bound_and_frees_everything_once_closed(bench: Bench, make: Callable[..., Path]) -> None:
-    engine, before = bench.load(make(bench)), bench.holdings()
-    executor = engine.bind(bench.partition)
-    assert executor.engine is engine
-    assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
-    executor.close()
-    engine.close()
-    assert bench.holdings() == before
 
 
 def test_binding_runs_the_best_shape_until_its_graph_was_launched(bench: Bench) -> None:

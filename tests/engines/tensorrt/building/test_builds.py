@@ -176,11 +176,6 @@ def test_a_child_that_ends_without_a_plan_is_a_refusal(tmp_path: Path, source: P
         plan(builds(tmp_path, command=saying(script)), source)
 
 
-def test_a_command_that_cannot_be_started_is_a_refusal(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(ModelRefused, match="no process can be started to build it: No such file"):
-        plan(builds(tmp_path, command=[str(tmp_path / "nothing")]), source)
-
-
 def test_a_build_that_outlives_its_limit_is_ended(tmp_path: Path, endless: Path) -> None:
     with pytest.raises(ModelRefused, match=r"took more than 0.5 s and was killed .*allow it more \(models.build_timeout\)"):
         plan(builds(tmp_path, time_limit=0.5), endless)
