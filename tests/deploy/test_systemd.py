@@ -17,7 +17,7 @@ EXPOSURE = 2.0
 
 CALLED = """
     landlock_create_ruleset landlock_restrict_self mbind memfd_create mlock mq_notify mq_open pidfd_open pidfd_send_signal
-    prctl sched_setaffinity sched_setscheduler setpriority setuid
+    prctl sched_setaffinity sched_setattr sched_setscheduler setpriority setuid
 """
 """System calls of the server and of MPS that not every program makes."""
 PROBE = """
