@@ -20,7 +20,7 @@ from . import repository
 from .fixtures import Site
 from .harness import cores
 from .processes import Load, Running, configure, running, running_apart, running_devices, tenant
-from .wire import SMALL, Connection, client, infer, lane, posted, spin, until
+from .wire import SMALL, Connection, client, infer, lane, post, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -169,6 +169,20 @@ def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Changing) -> Non
             until(lambda: site.answered() == 401)
             assert connection.answer().status == 200
             assert reloaded.result().status_code == 200
+
+
+def test_a_reload_over_a_connection_of_the_tenant_that_goes_is_answered(site: Changing) -> None:
+    site.write(acme=True)
+    assert site.reload().status_code == 200
+    with Connection(site.server) as connection:
+        connection.send(posted("identity", SMALL, f"Authorization: Bearer {KEY}"))
+        assert connection.answer().status == 200
+        site.write()
+        connection.send(post("/admin/reload"))
+        assert connection.answer().status == 200
+        connection.send(posted("identity", SMALL, f"Authorization: Bearer {KEY}", "X-Tenant: acme"))
+        assert connection.answer().status == 401
+    assert not site.server.pids("acme")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import uvicorn
 from ...http.asgi import Application, Message
 from ...http.connection_limits import Refusals
 from ...http.head import Head
+from ...http.paths import is_shared
 from ...scheduling.limits import TokenBucket
 from ...tenants.service import Service
 from ..channels import handoff
@@ -120,7 +121,7 @@ class ConnectionHandoff:
         """
         service = self._service()
         name = head.tenant = process_for(head.path, head.headers, service.tenancy)
-        if name == self._name or (service.tenants and not self._may_pass_to(name, transport)):
+        if name == self._name or (service.tenants and not self._may_pass_to(name, head, transport)):
             return False
         if transport.get_write_buffer_size():
             return None
@@ -177,12 +178,15 @@ class ConnectionHandoff:
         with suppress(OSError):  # The client has disconnected.
             await asyncio.get_running_loop().connect_accepted_socket(make, received.connection)
 
-    def _may_pass_to(self, name: str, transport: Any) -> bool:
-        """Whether a tenant's connection may move to this process: to another tenant's, unless it came by the tenant's own port.
+    def _may_pass_to(self, name: str, head: Head, transport: Any) -> bool:
+        """Whether a tenant's connection may move to this process: to another tenant's, or for administration to the shared one,
+        unless it came by the tenant's own port.
 
-        A client that can reach one tenant's port may not be permitted to reach the other tenants.
+        A client that can reach one tenant's port may not be permitted to reach the other tenants. A call that takes a tenant
+        away is answered when that tenant's process has ended.
         """
-        return name in self._service().tenancy.tenants and transport.get_extra_info("sockname")[1] != self._own_port
+        there = name in self._service().tenancy.tenants or is_shared(head.path)
+        return there and transport.get_extra_info("sockname")[1] != self._own_port
 
     def _send(self, name: str, transport: Any, data: bytes | bytearray) -> None:
         read_ahead = handoff.memory_file(bytes(data))
