@@ -51,8 +51,8 @@ def limited(server: Running, tenant: str, limit: str) -> float:
 
 
 def head(nbytes: int) -> bytes:
-    """An inference request of globex whose body is still to come."""
-    return post("/v2/models/identity/infer", b"", GLOBEX, length=nbytes)
+    """An inference request of globex with a binary tensor, whose body is still to come."""
+    return post("/v2/models/identity/infer", b"", GLOBEX, "Inference-Header-Content-Length: 2", length=nbytes)
 
 
 def test_a_tenant_over_its_rate_is_429_until_retry_after_and_others_are_served(server: Running) -> None:
