@@ -74,6 +74,8 @@ def _url(text: str) -> str:
     """Raises ValueError."""
     text = text if "://" in text else f"http://{text}"
     scheme, _, rest = text.partition("://")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError(f"an address with a name or a password; give the address alone, and the admin key in {KEY}")
     if scheme not in ("http", "https") or not rest.strip("/") or not _has_port(text):
         raise ValueError(f"{text!r}; expected the address of a server, such as {DEFAULT_URL}")
     return text.rstrip("/")

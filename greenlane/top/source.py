@@ -18,6 +18,13 @@ KEY = "GREENLANE_ADMIN_KEY"
 _TIMEOUT = 10.0
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The key is for the server that was named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class Unreachable(Exception):
     """The server does not answer, or refuses; the text says what to do."""
 
@@ -92,7 +99,7 @@ def _get(url: str, path: str, key: str | None) -> bytes:
     except ValueError as error:
         raise Unreachable(f"{KEY}: {error}") from error
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_TIMEOUT) as answer:
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as error:
@@ -110,6 +117,8 @@ def _refusal(url: str, path: str, error: urllib.error.HTTPError, key: str | None
         text = str(json.loads(error.read())["error"])
     except (ValueError, TypeError, KeyError, OSError):
         text = error.reason
+    if error.code // 100 == 3:
+        return f"{url} points to {error.headers.get('Location', 'nowhere')}; give the server's own address"
     if error.code == 401:
         hint = f"the key in {KEY} is not this server's admin key" if key else f"set {KEY} to its admin key"
         return f"{url} refuses: {text}\n{hint}."

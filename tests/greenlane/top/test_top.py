@@ -65,6 +65,7 @@ class Answering(HTTPServer):
 
     seen = 0
     status = 200
+    target = ""
     keys: list[str | None]
 
     def answer(self, path: str) -> tuple[int, bytes]:
@@ -84,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         status, body = self.server.answer(self.path)
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        if self.server.target:
+            self.send_header("Location", self.server.target)
         self.end_headers()
         self.wfile.write(body)
 
@@ -215,6 +218,23 @@ def test_refusals_say_what_to_do(server: Answering, status: int, key: str | None
     with pytest.raises(Unreachable, match=r".*") as raised:
         look(url(server), key)
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_the_key_is_not_sent_to_where_a_server_points(server: Answering, status: int) -> None:
+    server.status, server.target = status, f"{url(server)}/elsewhere"
+    with pytest.raises(Unreachable) as raised:
+        look(url(server), "secret")
+    assert len(server.keys) == 1
+    assert f"points to {url(server)}/elsewhere; give the server's own address" in str(raised.value)
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["http://admin:hidden@127.0.0.1:8000"], "greenlane top")
+    said = capsys.readouterr().err
+    assert KEY in said
+    assert "hidden" not in said
 
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
