@@ -237,7 +237,7 @@ def test_requests_to_a_drained_server_are_503(drained: Served) -> None:
 
 BEGUN = {
     "small": post(PATH, b"{", length=100),
-    "large": post(PATH, b"{", length=2**26),
+    "large": post(PATH, b"{", "Inference-Header-Content-Length: 100", length=2**26),
     "negotiating": post(PATH, b"{", "Accept-Encoding: gzip", length=100),
     "chunked": chunked(b"{", end=b""),
 }
@@ -327,7 +327,7 @@ def test_plain_uvicorn_warns_of_settings_it_does_not_honour_and_serves_every_ten
     first, *others = warning["message"].splitlines()
     assert (warning["level"], first) == ("warning", "not all of greenlane.toml is honoured by uvicorn server.app:app:")
     assert [line.split(":")[0].strip() for line in others] == ["tenants", "tenants.globex.front_cores"]
-    assert "python -m server gives each an HTTP process of its own" in warning["message"]
+    assert "`greenlane` gives each an HTTP process of its own" in warning["message"]
 
 
 def _unhonoured(server: Running) -> list[dict[str, Any]]:
