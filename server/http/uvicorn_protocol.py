@@ -218,7 +218,8 @@ class _Closing:
         assert cycle
         fields = message.get("headers", ())
         if message["type"] == "http.response.start" and cycle.more_body and CLOSE not in fields:
-            message, self._must_linger = {**message, "headers": [*fields, CLOSE]}, True
+            others = [each for each in fields if each[0] != CLOSE[0]]  # HTTP/1.0 may have been promised to be kept.
+            message, self._must_linger = {**message, "headers": [*others, CLOSE]}, True
         await RequestResponseCycle.send(cycle, message)
 
     def write(self, data: bytes) -> None:

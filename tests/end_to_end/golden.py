@@ -241,6 +241,9 @@ EARLY = {
     "too much": Row((post(INDEX, b"", length=MANY), b" " * 1000), (TOO_MUCH,), ends=True),
     "a wrong method and much": Row((post("/v2", b"", length=MANY), b" " * 1000), (NO_POST,), ends=True),
     "a wrong method and chunks": Row((chunked(b"{}", path="/v2", end=b""), b"0\r\n"), (NO_POST,), ends=True),
+    "a wrong method and much, of HTTP/1.0 that keeps": Row(
+        (post("/v2", b"", "Connection: keep-alive", length=MANY).replace(b"HTTP/1.1", b"HTTP/1.0"),), (NO_POST,), ends=True
+    ),
     "a wrong method and a body that is late": Row(
         (post("/v2", b"", length=5), b"ab", b"cde"), (NO_POST._replace(field="allow: get, head"),)
     ),

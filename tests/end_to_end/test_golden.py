@@ -82,6 +82,7 @@ def asked(row: Row) -> bytes:
 def hear(connection: Connection, expected: Answer) -> None:
     """The next answer is the expected one."""
     answer = connection.answer(bare=expected.bare)
+    assert len(answer.headers.get_all("connection", [])) <= 1
     if expected.field:
         assert expected.field in f"{answer.headers}".lower().splitlines()
     if answer.status < 400:
