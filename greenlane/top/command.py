@@ -1,4 +1,4 @@
-"""Runs `greenlane top`."""
+"""Runs `greenlane top`: a table of the rates between two looks, drawn again and again where there is a terminal."""
 
 import argparse
 import curses
@@ -97,8 +97,6 @@ def main(arguments: Sequence[str], program: str) -> int:
         if options.once or options.json or not sys.stdout.isatty():
             return _print(options, ask)
         ask()  # Better an error before the screen is taken than on it.
-        from .command import show
-
         show(ask, options.interval, options.models)
     except Unreachable as error:
         print(f"{program}: {error}", file=sys.stderr)

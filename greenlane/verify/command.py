@@ -1,4 +1,4 @@
-"""`greenlane verify`: compares, and shows what was found."""
+"""`greenlane verify`: chooses shapes, compares, and shows what was found."""
 
 import json
 import math
