@@ -35,7 +35,7 @@ class DriverMemory:
 
     `hurrying` is that of `partitions.base.Loads`, as a load that is measured may be paced, and changes wait for it.
 
-    `level` returns bytes that fall by what the driver takes, or None if it does not say. It is called twice
+    `level` returns bytes that fall by what the driver takes, or None if it does not say; see `memory_level`. It is called twice
     for each measurement, and never for an inference, as it asks the operating system's part of the driver. It may wait for the
     driver's lock, which a kernel that is being loaded in another thread holds, and which launches take, too.
     """

@@ -1,4 +1,6 @@
-"""CUDA kernels of our own, compiled from source when they are first needed and kept as long as their device."""
+"""CUDA kernels of our own, compiled from source when they are first needed and kept as long as their device; and memory that
+processes share.
+"""
 
 import hashlib
 import logging

@@ -220,8 +220,8 @@ def _ms(nanoseconds: int) -> str:
 
 
 class TenantLadder(Role):
-    """Where it is ready for a move, which then only has to switch. What is ready is kept until
-    `set`; its models give way to models that are loaded. Belongs to the event loop.
+    """Where it is ready for a move, which then only has to switch. What is ready is kept until `set`; its models give way to
+    models that are loaded. Belongs to the event loop.
     """
 
     log = logging.getLogger("greenlane.ladder")

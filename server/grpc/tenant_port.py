@@ -1,4 +1,4 @@
-"""What every call on a tenant's gRPC port passes: whose it is, its message, and how it is refused."""
+"""What every call on a tenant's gRPC port passes: its connection, whose it is, its message, and how it is refused."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Reading request bodies, and discarding the rest of a body whose request was refused early ("lingering", as nginx calls it).
+"""Reading request bodies, also in chunks, and discarding the rest where a request was refused early (nginx: "lingering").
 
 Many clients read no answer before they have sent everything, and closing a socket with unread bytes resets the connection,
 which can destroy an answer still in flight. So a small rest is read and dropped, and the connection is kept. A large rest is

@@ -1,4 +1,4 @@
-"""Builds ONNX models into plan files, and keeps the plans in a cache directory.
+"""Builds ONNX models into plan files, and keeps the plans, and timings of kernels, in a cache directory.
 
 TensorRT-RTX builds on the CPU for every kind of GPU; TensorRT measures on the GPU that it builds for. The precision is that of
 the ONNX file: neither library changes types any more.

@@ -1,4 +1,7 @@
-"""Takes connections from the dispatcher, and gives back those whose next request is for another process."""
+"""Takes connections from the dispatcher, and gives back those whose next request is for another process.
+
+Some are uvicorn's: its server is here as HTTP processes run it, without signals, and with 401 answers that wait for their turn.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""The HTTP processes of one tenant that serve now: the lead, at its link's other end, and its helpers, if it has several."""
+"""The HTTP processes of one tenant that serve now: the lead, at its link's other end, its helpers, if it has several, and what
+all of them report together.
+"""
 
 import asyncio
 import time

@@ -1,6 +1,7 @@
 """The device side of some tenants in another process; see `server.control.device_runtime` for the contract.
 
-A process that ends is replaced: `KeptState` has what its replacement is sent, so that it starts as this one was.
+A process that ends is replaced: `KeptState` has what its replacement is sent, so that it starts as this one was. Tenants come
+and go by its `TenantHandover`.
 """
 
 import asyncio
