@@ -88,11 +88,12 @@ def test_an_engine_is_bound_to_two_partitions_at_once(path: Path, bench: Bench, 
     bench.gpu.meanwhile(COMPILING, lambda: bound.append(in_a_thread(lambda: engine.bind(other))[1]))
     executors = [engine.bind(bench.partition), bound[0].result(30)]
     compiled = len(bench.gpu.compiled)
-    assert compiled == (2 if settings.get("graphs") else 1)
+    most = 2 if settings.get("graphs") else 1  # With a cache of its own, the second finds in the file what was saved in time.
+    assert 1 <= compiled <= most
     bench.gpu.meanwhile(COMPILING, lambda: other.run(lambda: assert_right(executors[1], rows(2))))
     assert_right(executors[0], rows(5))
     other.run(lambda: assert_right(executors[1], rows(5)))
-    assert len(bench.gpu.compiled) == 2 * compiled
+    assert compiled < len(bench.gpu.compiled) <= 2 * most
     for executor in executors:
         assert_right(executor, rows(4))
         executor.close()
