@@ -7,6 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 WRONG_COMMAND_LINE = 64
 """The exit status (EX_USAGE of sysexits.h) of commands that need argparse's 2 for something else."""
@@ -87,6 +88,30 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not (colon and name) or not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", sizes, re.ASCII):
         raise ValueError(f"{text!r} is no shape; expected INPUT:1x3x224x224")
     return name, tuple(map(int, sizes.split("x")))
+
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def server_url(text: str, key: str) -> str:
+    """The address of a server, without a slash at its end. A host alone is asked on the port that servers have by default.
+
+    `key` says where a key is given. Raises ValueError, which repeats no password.
+    """
+    whole = text if "://" in text else f"http://{text}"
+    if "@" in whole:
+        raise ValueError(f"an address with a name or a password; give the address alone, and the admin key in {key}")
+    expected = f"{text!r}; expected the address of a server, such as {DEFAULT_URL}"
+    try:
+        parts = urlsplit(whole)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(expected) from error
+    if parts.scheme not in ("http", "https") or not parts.netloc or port == 0:
+        raise ValueError(expected)
+    if port is None and whole != text:
+        parts = parts._replace(netloc=f"{parts.netloc}:{urlsplit(DEFAULT_URL).port}")
+    return parts.geturl().rstrip("/")
 
 
 def _whole(text: str, least: int, most: int | None, expected: str) -> int:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from greenlane.load.server_process import becomes_ready, free_port, logging_process
 
+from ..options import server_url
 from .access import Access, CannotProve, ServerEnded
 
 PATIENCE = 1800.0
@@ -110,10 +111,9 @@ def running(url: str, keys: dict[str, str], admin: str | None) -> tuple[Access, 
 
 def _port(url: str) -> int:
     try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        port = parts.port or 80
+        parts = urlsplit(server_url(url, "--keys FILE"))
     except ValueError as error:
-        raise CannotProve(f"--url {url!r}: {error}; expected one such as http://127.0.0.1:8000") from error
+        raise CannotProve(f"--url: {error}") from error
     if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost"):
         raise CannotProve(f"--url {url!r}: expected http://127.0.0.1:PORT, as the clients have to run on the server's machine")
-    return port
+    return parts.port or 80

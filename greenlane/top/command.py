@@ -11,14 +11,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
-from greenlane.options import checked, positive
+from greenlane.options import DEFAULT_URL, checked, positive, server_url
 
 from .rates import DeviceRates, ModelRates, Moving, Rates, TenantRates, between
 from .source import KEY, Look, Unreachable, look
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 _EXAMPLES = f"""\
 examples:
   {{program}}                               the server on this machine's port 8000
@@ -58,7 +56,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         epilog=_EXAMPLES.format(program=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", nargs="?", default=DEFAULT_URL, type=checked(_url), help=f"the server (default: {DEFAULT_URL})")
+    url = checked(partial(server_url, key=KEY))
+    parser.add_argument("url", nargs="?", default=DEFAULT_URL, type=url, help=f"the server (default: {DEFAULT_URL})")
     parser.add_argument(
         "--interval", type=positive, default=2.0, metavar="SECONDS", help="time between two tables (default: 2)"
     )
@@ -68,25 +67,6 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     found = parser.parse_args(arguments)
     key = os.environ.get(KEY) or None
     return Options(found.url, key, found.interval, found.once, found.json, not found.no_models)
-
-
-def _url(text: str) -> str:
-    """Raises ValueError."""
-    text = text if "://" in text else f"http://{text}"
-    scheme, _, rest = text.partition("://")
-    if "@" in rest.partition("/")[0]:
-        raise ValueError(f"an address with a name or a password; give the address alone, and the admin key in {KEY}")
-    if scheme not in ("http", "https") or not rest.strip("/") or not _has_port(text):
-        raise ValueError(f"{text!r}; expected the address of a server, such as {DEFAULT_URL}")
-    return text.rstrip("/")
-
-
-def _has_port(text: str) -> bool:
-    """Whether an address can be read, and its port, if it has one, is a port."""
-    try:
-        return urlsplit(text).port != 0
-    except ValueError:
-        return False
 
 
 def main(arguments: Sequence[str], program: str) -> int:

@@ -237,6 +237,22 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(capsys: pytest.Ca
     assert "hidden" not in said
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("gpu7", "http://gpu7:8000"),
+        ("gpu7/", "http://gpu7:8000"),
+        ("[::1]", "http://[::1]:8000"),
+        ("gpu7:80", "http://gpu7:80"),
+        (":8001", "http://:8001"),
+        ("http://gpu7", "http://gpu7"),
+        ("https://gpu7/models/", "https://gpu7/models"),
+    ],
+)
+def test_a_host_alone_is_asked_on_the_port_of_a_server(given: str, asked: str) -> None:
+    assert parse([given], "top").url == asked
+
+
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["127.0.0.1:1", "--once"], "greenlane top") == 1
     assert capsys.readouterr().err.startswith("greenlane top: http://127.0.0.1:1 does not answer: ")
@@ -264,7 +280,7 @@ def test_a_key_that_no_header_has_is_named(server: Answering) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["ftp://x"], ["--interval", "0"], ["--interval", "1e18"], ["http://"], ["http://[::1"], ["http://127.0.0.1:99999"]],
+    [["ftp://x"], ["--interval", "0"], ["--interval", "1e18"], ["http://"], ["http://[::1"], ["http://127.0.0.1:99999"], ["http:///a"]],
 )
 def test_a_wrong_command_line_has_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
