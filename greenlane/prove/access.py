@@ -64,6 +64,6 @@ class Access:
             raise ServerEnded(f"the server on port {self.port} does not answer {method} {path}: {error}") from error
         try:
             found = json.loads(answer.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         return answer.status, found if isinstance(found, dict) else {"error": answer.body[:200].decode(errors="replace")}

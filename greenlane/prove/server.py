@@ -103,9 +103,11 @@ def running(url: str, keys: dict[str, str], admin: str | None) -> tuple[Access, 
     if not access.serves():
         raise CannotProve(f"{url} does not answer GET /v2/health/ready with 200; is it running, and ready?")
     try:
-        access.administer("GET", "/admin/tenants")
+        answer = access.administer("GET", "/admin/tenants")
     except ServerEnded as error:
         raise CannotProve(f"{url} has no administration of Greenlane's: {error}") from error
+    if "tenants" not in answer:
+        raise CannotProve(f"{url} answered something else at /admin/tenants; is it a Greenlane of this version?")
     return access, gone
 
 

@@ -104,7 +104,7 @@ def _get(url: str, path: str, key: str | None) -> bytes:
             return body
     except urllib.error.HTTPError as error:
         raise Unreachable(_refusal(url, path, error, key)) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # The last is of a name that no host has.
         why = getattr(error, "reason", None) or error
         raise Unreachable(
             f"{url} does not answer: {why}\n"
@@ -115,7 +115,7 @@ def _get(url: str, path: str, key: str | None) -> bytes:
 def _refusal(url: str, path: str, error: urllib.error.HTTPError, key: str | None) -> str:
     try:
         text = str(json.loads(error.read())["error"])
-    except (ValueError, TypeError, KeyError, OSError):
+    except (ValueError, TypeError, KeyError, RecursionError, OSError, http.client.HTTPException):
         text = error.reason
     if error.code // 100 == 3:
         return f"{url} points to {error.headers.get('Location', 'nowhere')}; give the server's own address"

@@ -6,8 +6,10 @@ How isolated two tenants are here depends on what else this machine does. So no 
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +254,39 @@ def test_what_cannot_be_tried_is_status_2_and_a_sentence(
     found = capsys.readouterr().err
     assert said in found
     assert "hidden" not in found
+
+
+class Page(BaseHTTPRequestHandler):
+    """Answers whatever is asked with a page, as many web servers do."""
+
+    page = b"<html>"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.page)))
+        self.end_headers()
+        self.wfile.write(self.page)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+class Nested(Page):
+    page = b"[" * 100_000
+
+
+@pytest.mark.parametrize("kind", [Page, Nested])
+def test_another_server_is_status_2(kind: type[Page], capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), kind) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            status = main(["--url", f"127.0.0.1:{other.server_port}"], PROGRAM)
+        finally:
+            other.shutdown()
+            thread.join()
+    assert status == 2
+    assert "answered something else at /admin/tenants" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ['admin = "a\\nb"', '[tenants]\nacme = "a\\u0000"'])

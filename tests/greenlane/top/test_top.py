@@ -66,6 +66,7 @@ class Answering(HTTPServer):
     seen = 0
     status = 200
     target = ""
+    unsent = 0
     keys: list[str | None]
 
     def answer(self, path: str) -> tuple[int, bytes]:
@@ -84,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers.get("Authorization"))
         status, body = self.server.answer(self.path)
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + self.server.unsent))
         if self.server.target:
             self.send_header("Location", self.server.target)
         self.end_headers()
@@ -229,6 +230,18 @@ def test_the_key_is_not_sent_to_where_a_server_points(server: Answering, status:
     assert f"points to {url(server)}/elsewhere; give the server's own address" in str(raised.value)
 
 
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_an_answer_that_breaks_off_is_said(server: Answering, status: int) -> None:
+    server.status, server.unsent = status, 1
+    with pytest.raises(Unreachable, match=url(server)):
+        look(url(server), None)
+
+
+def test_a_name_that_no_host_has_is_said() -> None:
+    with pytest.raises(Unreachable, match="does not answer: "):
+        look(f"http://{'a' * 64}.example", None)
+
+
 def test_a_password_in_the_address_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["http://admin:hidden@127.0.0.1:8000"], "greenlane top")
@@ -280,7 +293,15 @@ def test_a_key_that_no_header_has_is_named(server: Answering) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["ftp://x"], ["--interval", "0"], ["--interval", "1e18"], ["http://"], ["http://[::1"], ["http://127.0.0.1:99999"], ["http:///a"]],
+    [
+        ["ftp://x"],
+        ["--interval", "0"],
+        ["--interval", "1e18"],
+        ["http://"],
+        ["http://[::1"],
+        ["http://127.0.0.1:99999"],
+        ["http:///a"],
+    ],
 )
 def test_a_wrong_command_line_has_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
