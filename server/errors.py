@@ -159,8 +159,15 @@ def _statuses(error: BaseException) -> tuple[int, str]:
     return next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), (500, "INTERNAL"))
 
 
+MOST_TEXT = 2000
+"""Bytes of an error for clients, who may have sent what it repeats; three times as many fit into gRPC's trailers, of 8 KiB."""
+
+
 def answer(error: Exception, request_id: str) -> Answer:
-    """The error response for an exception. The text of an exception that is not in the table goes to the log only."""
+    """The error response for an exception. The text of an exception that is not in the table goes to the log only.
+
+    A text of more than MOST_TEXT bytes loses its middle.
+    """
     status, code = _statuses(error)
     headers = dict(_HEADERS.get(status, {}))
     if isinstance(error, Ambiguous):
@@ -170,6 +177,9 @@ def answer(error: Exception, request_id: str) -> Answer:
     if isinstance(error, LimitExceeded):
         headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     text = str(error) if isinstance(error, RequestError | EngineError | PartitionError) else "internal error"
+    if len(data := text.encode(errors="replace")) > MOST_TEXT:
+        first, last = data[: MOST_TEXT // 2], data[-MOST_TEXT // 2 :]
+        text = f"{first.decode(errors='ignore')} ... {last.decode(errors='ignore')}"
     if status == 500:
         text = f"{text} (request {request_id})"
         headers["x-request-id"] = request_id

@@ -25,7 +25,7 @@ from ..tenants.catalog import ServedModel
 from ..tenants.service import Tenant
 from .messages import ModelInferResponse, ModelStreamInferResponse
 from .request import Parsed, document, parse, wants_empty_end
-from .tenant_port import TenantPort, shortened
+from .tenant_port import TenantPort
 from .unread import KeptAnswer
 
 _FINAL = "triton_final_response"
@@ -344,7 +344,7 @@ class Infer:
         except ClientGone as error:
             raise run.fail(error) from None
         except Exception as error:
-            text = shortened(refuse(run.fail(error), tenant.name).text)
+            text = refuse(run.fail(error), tenant.name).text
             unnamed = ModelInferResponse(id=run.id).SerializeToString()
             await _write(context, *self._keep(context, error_message=text, infer_response=unnamed))
             return True

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc.aio import EOF
 
 from ..errors import (
+    MOST_TEXT,
     Ambiguous,
     Answer,
     BadRequest,
@@ -127,8 +128,6 @@ CONTESTED_SECONDS = 5.0
 """The same for the oldest one while another waits for its place: silent clients must not lock others out."""
 MAX_MESSAGE = 128 * 1024
 """Bytes of a message that is no inference; a configuration, the longest that such a message has, may have 64 KiB."""
-_MAX_TEXT = 2000
-"""Characters of an error; clients refuse longer ones, with which their trailers would exceed 8 KiB."""
 
 
 class Refused(Exception):
@@ -241,17 +240,12 @@ class TenantPort:
         answer = error.answer if isinstance(error, Refused) else refuse(error, self.name)
         if isinstance(error, LimitExceeded):  # Clients with a retry policy wait for so many milliseconds.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(ceil(1000 * error.retry_after))),))
-        kept = self.kept.keep(context, _MAX_TEXT)
+        kept = self.kept.keep(context, MOST_TEXT)
         try:
-            await context.abort(grpc.StatusCode[answer.code], shortened(answer.text))
+            await context.abort(grpc.StatusCode[answer.code], answer.text)
         finally:
             kept.done()
         raise error
-
-
-def shortened(text: str) -> str:
-    """The text of an error, short enough for every client."""
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
 def _single(metadata: Any, key: str) -> str | None:

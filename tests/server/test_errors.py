@@ -64,6 +64,15 @@ def test_what_went_wrong_here_is_500_with_its_text_and_the_request(error: Except
     assert (answered.status, answered.text, answered.headers) == (500, "said (request r1)", {"x-request-id": "r1"})
 
 
+@pytest.mark.parametrize(("kind", "end"), [(NotFound, ""), (Failed, " (request r1)")])
+def test_a_long_text_has_its_beginning_and_its_end(kind: type[RequestError], end: str) -> None:
+    text = answer(kind(f"model {'n' * 30_000} is not here; there is stripes"), "r1").text
+    assert text.startswith("model nnn")
+    assert text.endswith(f"n is not here; there is stripes{end}")
+    assert len(text) == 2005 + len(end)
+    assert answer(kind("n" * 2000), "r1").text == "n" * 2000 + end
+
+
 @pytest.mark.parametrize("error", STRANGERS, ids=lambda error: type(error).__name__)
 def test_an_unexpected_exception_is_500_without_its_text(error: Exception) -> None:
     answered = answer(error, "r1")
