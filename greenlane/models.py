@@ -21,6 +21,8 @@ def configured(model: str, config: str | None) -> Iterator[tuple[Path | None, Co
     path = Path(model)
     if path.suffix in (".onnx", ".plan") and not path.is_file():
         raise ModelRefused(f"{path}: there is no such file; expected a file, or a model's name in the repository")
+    if path.suffix == ".toml":
+        raise ModelRefused(f"{path} is no model; did you mean --config {path}, and a model's name in its repository?")
     with ExitStack() as stack:
         if path.is_file() and not config:
             found = Config(models=ModelsConfig(repository=path.absolute().parent), tenants={}, source="the command line")

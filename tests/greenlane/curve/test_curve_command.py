@@ -116,6 +116,7 @@ def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: R
     [
         (["konv"], "there is no model 'konv' in the repository of c.toml; did you mean 'conv'?"),
         (["absent.onnx"], "absent.onnx: there is no such file; expected a file, or a model's name in the repository"),
+        (["c.toml"], "c.toml is no model; did you mean --config c.toml, and a model's name in its repository?"),
         (["conv", "--batch", "8"], "--batch 8: model conv takes up to 4 rows in one run (its max_batch)"),
         (["tiny", "--batch", "2"], "--batch 2: model tiny takes no batches; its inputs are x [8]"),
         (["tiny", "--shape", "z:8"], "--shape z: model tiny has no such input; it has x"),
