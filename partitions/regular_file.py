@@ -1,8 +1,12 @@
-"""Opens files of which others chose the names or the contents, without waiting: a pipe, a device or a socket is refused."""
+"""Opens files of which others chose the names or the contents, without waiting: a pipe, a device or a socket is refused.
+
+And says early what could not be written later.
+"""
 
 import errno
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
 
@@ -33,6 +37,24 @@ def read_regular(path: str | Path, most: int) -> bytes:
     if len(content) > most:
         raise _too_large(len(content), most, path)
     return content
+
+
+def nearest_there(path: Path) -> Path:
+    """The path, or the nearest of the folders above it, that exists."""
+    return next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError, with what is in the way, unless a file or folder of this name can be made, or written if it is there.
+
+    Blocks. Leaves nothing.
+    """
+    there = nearest_there(path)
+    try:
+        with there.open("ab") if there == path and there.is_file() else tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(there)) from error
 
 
 def _check(found: os.stat_result, path: str | Path, most: int | None) -> None:

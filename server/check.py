@@ -18,6 +18,7 @@ from typing import Any
 from engines import TensorSpec
 from engines.memory import shared_by
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
+from partitions.regular_file import check_writable
 
 from .check_http_side import try_http_side
 from .config.changes import LIMITS_OF_TENANT, written
@@ -144,6 +145,7 @@ class _Check:
                     known = self._check_repository()
                 held += self._run_on(name, device, known or [])
         self._print_http_cores(held)
+        self._check_written()
         if ("server", "host") not in self._dropped and (why := why_not(config.server.host)):
             self._wrong(("server", "host"), why)
 
@@ -306,6 +308,16 @@ class _Check:
             terms = " + ".join(f"{name} {sized(each)}" for name, each in memory.items())
             text = f"memory of all of them is {terms} = {sized(whole)}, but the machine has {sized(there)}: lower it"
             self._suspicious(("tenants",), text)
+
+    def _check_written(self) -> None:
+        """Check that what the server writes beside its answers can be written, as it serves without that."""
+        server = self._config.server
+        for key, path in (("usage_dir", server.usage_dir), ("audit", server.audit)):
+            try:
+                if path is not None and path.name != "-":
+                    check_writable(path)
+            except OSError as error:
+                self._unserved(("server", key), f"{error.filename} cannot be written: {error.strerror}")
 
     def _check_budgets(self, device: Device | None, tenants: Sequence[str]) -> None:
         """Check that the device has the memory that its tenants' models may take together."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from partitions.regular_file import read_regular
+from partitions.regular_file import nearest_there, read_regular
 
 from .forms import form_of, shown
 from .rules import Problem, problems_between, problems_within
@@ -67,13 +67,8 @@ def _missing(document: Table, folder: Path) -> Iterator[Problem]:
                 yield key, f"{shown(value)} is in no existing directory: {there.parent}"
             case "audit" if os.path.exists(there) and not os.path.isfile(there):
                 yield key, f'{shown(value)} is there, and no file: {there}; expected a file, or "-" for the log'
-            case "usage_dir" if (found := _nearest_there(there)) and not os.path.isdir(found):
+            case "usage_dir" if not os.path.isdir(found := nearest_there(there)):
                 yield key, f"{shown(value)}: {found} is there, and no directory; expected a directory, or where one can be made"
-
-
-def _nearest_there(path: Path) -> Path | None:
-    """The path, or the nearest of the folders above it, that exists."""
-    return next((each for each in (path, *path.parents) if os.path.lexists(each)), None)
 
 
 def salvage(path: Path) -> tuple[Config, frozenset[KeyPath]] | None:

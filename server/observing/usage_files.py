@@ -42,9 +42,10 @@ class UsageFiles:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failing = False
 
-    def begin(self, totals: Totals) -> None:
-        """The first period begins now."""
+    def begin(self, totals: Totals) -> asyncio.Task[None]:
+        """The first period begins now. The file is made, so that the log says at once that it cannot be."""
         self._written = totals
+        return self.begin_writing(totals)
 
     def due(self, totals: Totals) -> bool:
         """Whether a period has ended, a minute of the clock, and so also a day, and no other is being written."""
@@ -64,9 +65,9 @@ class UsageFiles:
     async def _write(self, totals: Totals) -> None:
         async with self._writing:
             before = self._written
-            if before is None or totals.at <= before.at:
+            if before is None or totals.at < before.at:
                 return
-            text = "".join(f"{row}\n" for row in rows(before, totals))
+            text = "".join(f"{row}\n" for row in rows(before, totals)) if totals.at > before.at else ""
             path = self._directory / f"usage-{_time(before.wall)[:10]}.csv"
             late = asyncio.get_running_loop().call_later(
                 _LATE, log.error, "%s: what was used has not been written for %g s", path, _LATE

@@ -505,6 +505,20 @@ def test_front_cores_outside_the_affinity_mask_are_reported(checked: Checked) ->
     assert checked.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
 
 
+@pytest.mark.parametrize(("key", "path"), [("usage_dir", "/proc/a/b"), ("audit", "/proc/a")])
+def test_what_could_not_be_written_is_said(checked: Checked, key: str, path: str) -> None:
+    assert checked.check(("[server]", f"[server]\n{key} = '{path}'")) == 1
+    assert f"greenlane.toml: server.{key}: /proc cannot be written: No such file or directory" in checked.err
+
+
+def test_the_check_of_what_could_be_written_leaves_nothing(checked: Checked) -> None:
+    (checked.folder / "log").write_text("kept")
+    before = sorted(checked.folder.rglob("*"))
+    assert checked.check(("[server]", "[server]\nusage_dir = 'new/usage'\naudit = 'log'")) == 0
+    assert sorted(checked.folder.rglob("*")) == before
+    assert (checked.folder / "log").read_text() == "kept"
+
+
 def test_several_http_processes_on_cores_of_the_host_are_reported_and_auto_is_one(checked: Checked) -> None:
     assert checked.check(("granules = 1", "granules = 1\nhttp_processes = 3")) == 2
     assert checked.err[1] == (

@@ -311,6 +311,14 @@ async def test_a_file_goes_on_after_a_restart_and_loses_a_line_that_was_cut_off(
     assert [row["tenant"] for rows in parsed(tmp_path).values() for row in rows][:4] == ["", "acme", "", "acme"]
 
 
+async def test_a_folder_that_cannot_be_made_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    files = UsageFiles(tmp_path / "file" / "usage")
+    await files.begin(Site(files).accountant.totals())
+    (record,) = caplog.records
+    assert "what was used is not written, but kept for the next attempt" in record.getMessage()
+
+
 @pytest.mark.parametrize("short", [True, False])
 async def test_a_full_disk_leaves_whole_lines_and_the_next_rows_are_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool, caplog: pytest.LogCaptureFixture
@@ -378,9 +386,9 @@ def test_names_of_models_are_quoted(tmp_path: Path) -> None:
     assert found[-1][5] == 'a,"b"'
 
 
-async def test_minutes_are_due_when_the_clock_shows_them() -> None:
-    files = UsageFiles(Path("/nowhere"))
-    files.begin(Totals(0, MIDNIGHT + 59 * NS, {}))
+async def test_minutes_are_due_when_the_clock_shows_them(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path)
+    await files.begin(Totals(0, MIDNIGHT + 59 * NS, {}))
     assert not files.due(Totals(0, MIDNIGHT + 60 * NS - 1, {}))
     assert files.due(Totals(0, MIDNIGHT + 60 * NS, {}))
 
