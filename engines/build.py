@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.mps import stay_outside
-from partitions.regular_file import open_regular
+from partitions.regular_file import check_writable, open_regular
 
 from .errors import Cancelled, ModelRefused
 from .model_files.cache_folder import replace_file
@@ -57,6 +57,12 @@ def _build_file(options: argparse.Namespace, printer: Printer, interrupted: thre
         raise ModelRefused(f"{output}: is a directory; expected a file's name, such as {output / source.stem}.plan")
     onnx = _read(source)
     _check(options.profiles or (), onnx)
+    if output.exists() and output.samefile(source):
+        raise ModelRefused(f"{output}: is the model itself; expected the name of another file")
+    try:
+        check_writable(output.with_name(f"{output.name}.tmp"))  # As `replace_file`; better now than in minutes.
+    except OSError as error:
+        raise ModelRefused(f"{output}: cannot be written: {error.strerror}: {error.filename}") from error
     begun, api = time.monotonic(), find_tensorrt([options.library] if options.library else tuple(LIBRARIES))
     data = build(onnx, _options(options), progress, api=api, path=source)
     _write(output, data)

@@ -412,6 +412,20 @@ def test_a_directory_as_output_is_refused_before_the_build(source: Path, capsys:
     assert capsys.readouterr().err == expected  # And so no progress is printed.
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "link.plan"])
+def test_the_model_itself_as_output_is_refused_and_stays(source: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before, output = source.read_bytes(), source.with_name(name)
+    (source.parent / "link.plan").symlink_to(source)
+    assert main([str(source), "-o", str(output)]) == 1
+    assert capsys.readouterr().err == f"{output}: is the model itself; expected the name of another file\n"
+    assert source.read_bytes() == before
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_build(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source), "-o", "/proc/a/model.plan"]) == 1
+    assert capsys.readouterr().err == "/proc/a/model.plan: cannot be written: No such file or directory: /proc\n"
+
+
 def test_a_missing_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "model.onnx")]) == 1
     assert "model.onnx: No such file" in capsys.readouterr().err
