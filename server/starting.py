@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from partitions import open_device
 
@@ -59,14 +60,15 @@ def main(arguments: Sequence[str], program: str) -> int:
         return 1
     command, models = _command(), folder / "models"
     wrote = f"wrote {file} for the models in {models}" if kept else f"wrote {file} and {models}"
-    print(f"{wrote}; next: {command} check {file}, {command} --config {file}")
+    named = quote(str(file))
+    print(f"{wrote}; next: {command} check {named}, {command} --config {named}")
     return 0
 
 
 def _command() -> str:
     """`greenlane`, or with its path, as it was called, where a shell would not find it by its name."""
     called = Path(sys.argv[0])
-    return "greenlane" if called.name != "greenlane" or shutil.which("greenlane") else str(called)
+    return "greenlane" if called.name != "greenlane" or shutil.which("greenlane") else quote(str(called))
 
 
 def write(folder: Path) -> bool:

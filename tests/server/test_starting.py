@@ -35,6 +35,14 @@ def test_the_next_commands_can_be_pasted_where_the_command_is_not_on_the_path(
     assert "next: .venv/bin/greenlane check " in done.stdout
 
 
+def test_the_next_commands_can_be_pasted_for_a_folder_with_a_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my models"
+    assert main(["init", str(folder)]) == 0
+    assert f"next: greenlane check '{folder}/greenlane.toml', greenlane --config '{folder}/greenlane.toml'\n" in (
+        capsys.readouterr().out
+    )
+
+
 def test_models_that_are_there_are_kept_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository.write(tmp_path / "models", "rows", repository.ROWS)
     before = sorted(tmp_path.rglob("*"))
