@@ -260,6 +260,8 @@ def _opened(options: Options) -> Iterator[Subject]:
         else:
             loader = stack.enter_context(closing(open_model_loader(config, device, builds=open_builds(config.models))))
             check_name(options.model, loader, config.source)
+            if steps := loader.steps(options.model):
+                raise ModelRefused(f"model {options.model} is an ensemble; compare its steps: {', '.join(steps)}")
             given = config.models.options.get(options.model, ModelOptions())
             loader.use_options({**config.models.options, options.model: given.model_copy(update={"verify": "off"})})
             partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
@@ -329,7 +331,7 @@ def ends(signature: Signature, least: Mapping[str, Shape], most: Mapping[str, Sh
 def grid(signature: Signature, least: Sequence[Shape], most: Sequence[Shape], count: int, seed: int) -> list[tuple[Shape, ...]]:
     """At most `count` sets of input shapes, in order, the two ends among them; the same for the same arguments.
 
-    Dimensions of one name have one size, and so have all first dimensions that vary.
+    Dimensions of one name have one size, and so have all first dimensions that vary. Raises ModelRefused if one has none.
     """
     keys: dict[object, tuple[int, int]] = {}
     for number, spec in enumerate(signature.inputs):
@@ -338,10 +340,12 @@ def grid(signature: Signature, least: Sequence[Shape], most: Sequence[Shape], co
                 low, high = keys.get(_key(number, axis, dim), (0, math.inf))
                 keys[_key(number, axis, dim)] = int(max(low, least[number][axis])), int(min(high, most[number][axis]))
     ranges = list(keys.values())
+    if none := next(((low, high) for low, high in ranges if low > high), None):
+        raise ModelRefused(f"there is no size from {none[0]} to {none[1]}, as --from and --to say of a dimension")
     every = math.prod(high - low + 1 for low, high in ranges)
-    numbers = list(range(every))
+    numbers: Sequence[int] = range(min(every, count))
     if every > count:
-        between = random.Random(seed).sample(range(1, every - 1), max(0, count - 2))
+        between = random.Random(seed).sample(range(1, min(every - 1, sys.maxsize)), max(0, count - 2))
         numbers = [0, *sorted(between), every - 1][:count]
     return [_shapes(signature, dict(zip(keys, _sizes(number, ranges), strict=True))) for number in numbers]
 

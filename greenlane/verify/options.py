@@ -48,6 +48,8 @@ def parse(arguments: Sequence[str], program: str = "greenlane verify") -> Option
     words = parser.parse_args(arguments)
     if bool(words.least) != bool(words.most):
         parser.error("give both --from and --to: the smallest and the largest shape of each input whose sizes vary")
+    if odd := dict(words.least).keys() ^ dict(words.most).keys():
+        parser.error(f"{min(odd)!r} has only one of --from and --to; give both")
     return Options(
         words.model, words.config, dict(words.least), dict(words.most), tuple(words.shape), words.count, words.seconds,
         words.seed, words.json,

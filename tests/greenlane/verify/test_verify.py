@@ -12,9 +12,19 @@ from tests.models import save
 
 ANY = "any (float[n, s, 2] x, float[n, s] w) => (float[n, s, 2] y) { y = Relu(x) }"
 FREE = "free (float[n, m] x) => (float[n, m] y) { y = Neg(x) }"
+WIDE = "wide (float[n, a] x, float[n, b] w, float[n, c] v) => (float[n, a] y) { y = Neg(x) }"
 ROWS = "rows (float[n, 4] x) => (float[n, 4] y) { y = Tanh(x) }"
 CENTRED = "centred (float[n, 4] x) => (float[n, 4] y) { m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m) }"
 NEVER = "never (float[n, 4] x) => (float[n, 4] y) { z = Sub(x, x) y = Div(z, z) }"
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "rows" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+} ] }
+"""
 CONFIG = """
 [device]
 backend = "cpu"
@@ -41,6 +51,14 @@ def test_the_grid_has_its_ends_and_one_size_for_each_name(tmp_path: Path) -> Non
     assert [len(grid(signature, least, most, count, 0)) for count in (1, 2, 3)] == [1, 2, 3]
 
 
+def test_a_grid_of_more_shapes_than_memory_holds_is_sampled(tmp_path: Path) -> None:
+    signature = load_engine(save(tmp_path / "m.onnx", WIDE)).signature
+    names, most = [spec.name for spec in signature.inputs], 999_999_999
+    every = grid(signature, *ends(signature, dict.fromkeys(names, (1, 1)), dict.fromkeys(names, (1, most))), 3, 0)
+    assert len(every) == 3
+    assert (every[0], every[-1]) == (((1, 1),) * 3, ((1, most),) * 3)
+
+
 @pytest.mark.parametrize(
     ("least", "text"),
     [
@@ -65,6 +83,8 @@ def config(tmp_path: Path) -> list[str]:
     for name, source in {"rows": ROWS, "centred": CENTRED, "never": NEVER, "free": FREE}.items():
         (tmp_path / "models" / name / "1").mkdir(parents=True)
         save(tmp_path / "models" / name / "1" / "model.onnx", source)
+    (tmp_path / "models" / "both" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "both" / "config.pbtxt").write_text(ENSEMBLE)
     (tmp_path / "c.toml").write_text(CONFIG)
     return ["--config", str(tmp_path / "c.toml")]
 
@@ -112,6 +132,8 @@ def test_json_alone_is_on_standard_output(config: list[str], tmp_path: Path, cap
         (["rows", "--shape", "x:2x5"], "--shape: input 'x'"),
         (["free", "--shape", "x:999999999x999999999"], "there is no memory for such shapes; give smaller ones"),
         (["rows", "--shape", "y:2x4"], "--shape: there is no input 'y'; the model has x"),
+        (["free", "--from", "x:8x4", "--to", "x:1x9"], "there is no size from 8 to 1, as --from and --to say of a dimension"),
+        (["both"], "model both is an ensemble; compare its steps: rows"),
         (["never", "--json", "/absent/file"], "/absent/file cannot be written: No such file or directory"),
     ],
 )
@@ -123,7 +145,9 @@ def test_what_cannot_be_verified_is_status_2(
     assert text in said
 
 
-@pytest.mark.parametrize("words", [["m", "--from", "x:1x4"], ["m", "--shape", "x"], ["m", "--count", "0"]])
+@pytest.mark.parametrize(
+    "words", [["m", "--from", "x:1x4"], ["m", "--from", "x:1", "--to", "y:2"], ["m", "--shape", "x"], ["m", "--count", "0"]]
+)
 def test_a_wrong_command_line_is_status_64(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["verify", *words])
