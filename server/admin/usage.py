@@ -125,11 +125,11 @@ def parse_since(text: str, now: int) -> int:
 
 def _parsed(text: str) -> int | None:
     try:
-        seconds = float(text)
+        nanoseconds = float(text) * NS
     except ValueError:
         pass
     else:
-        return int(seconds * NS) if math.isfinite(seconds) and seconds >= 0 else None
+        return int(nanoseconds) if 0 <= nanoseconds < math.inf else None
     try:
         moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)  # A + in a query is a space.
     except ValueError:
