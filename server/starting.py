@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 
+from engines.model_files.cache_folder import replace_file
 from partitions import open_device
 
 from . import demo
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         print(f"{program}: {error.filename} exists already, and stays as it is; name another folder", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{program}: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{program}: cannot write {error.filename or folder}: {error.strerror}", file=sys.stderr)
         return 1
     except ConfigError as error:
         print(f"{program}: {error}", file=sys.stderr)
@@ -74,6 +76,8 @@ def _command() -> str:
 def write(folder: Path) -> bool:
     """Write the configuration into this folder, and the demo's models unless it has a folder `models`. Whether it has.
 
+    Each of the two is there whole or not at all.
+
     Raises FileExistsError where a file would be replaced, OSError, and ConfigError as `demo.build` does.
     """
     file, models = folder / "greenlane.toml", folder / "models"
@@ -81,8 +85,11 @@ def write(folder: Path) -> bool:
     for path in (file,) if kept else (file, models):
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    if not kept:
-        demo.build(models)
     text = configuration(len(open_device("cpu").granules), "*" if kept else "identity")
-    file.write_text(text, encoding="utf-8")
+    if not kept:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".models-") as made:
+            demo.build(Path(made, "models"))
+            Path(made, "models").rename(models)
+    replace_file(file, text.encode())
     return kept

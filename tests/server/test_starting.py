@@ -1,6 +1,7 @@
 """`greenlane init`: what it writes can be served, and it replaces nothing."""
 
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "file").touch()
     assert main(["init", str(tmp_path / "file" / "new")]) == 1
     assert "greenlane init: " in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 500, 1_000):  # There is room for nothing, then for some of the models' files.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            status = main(["init", str(tmp_path)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert status == 1
+        assert capsys.readouterr().err == f"greenlane init: cannot write {tmp_path}: File too large\n"
+        assert list(tmp_path.iterdir()) == []
+    assert main(["init", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
