@@ -91,8 +91,8 @@ class Source:
 def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, Shape]) -> list[Shape]:
     """The shape of each input of a request of `batch` rows; `given` are those of some inputs, by name.
 
-    Raises ModelRefused for a batch that the model does not take, for sizes that vary and were not given, for an input that it
-    does not have, and for a shape that it does not take.
+    Raises ModelRefused for a batch that the model does not take, or that the shapes do not have, for sizes that vary and were
+    not given, for an input that it does not have, and for a shape that it does not take.
     """
     known = [spec.name for spec in signature.inputs]
     if unknown := [each for each in given if each not in known]:
@@ -112,6 +112,13 @@ def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, S
         signature.check(shapes)
     except TensorMismatch as error:
         raise ModelRefused(f"model {name}: {error}") from error
+    rows = {
+        shape[0] for spec, shape in zip(signature.inputs, shapes, strict=True) if spec.dims and isinstance(spec.dims[0], str)
+    }
+    if batch > 1 and batch not in rows:
+        raise ModelRefused(
+            f"--batch {batch}: the shapes given for model {name} have other rows: {', '.join(map(str, sorted(rows)))}"
+        )
     return shapes
 
 

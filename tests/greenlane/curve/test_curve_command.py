@@ -119,6 +119,7 @@ def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: R
         (["c.toml"], "c.toml is no model; did you mean --config c.toml, and a model's name in its repository?"),
         (["conv", "--batch", "8"], "--batch 8: model conv takes up to 4 rows in one run (its max_batch)"),
         (["tiny", "--batch", "2"], "--batch 2: model tiny takes no batches; its inputs are x [8]"),
+        (["conv", "--batch", "2", "--shape", "x:1x3x32x32"], "--batch 2: the shapes given for model conv have other rows: 1"),
         (["tiny", "--shape", "z:8"], "--shape z: model tiny has no such input; it has x"),
         (["tiny", "--shape", "x:9"], "dimension 0 of shape [9] is 9; expected 8"),
         (["tiny", "--shares", "1,64"], "--shares: 64 cores, but the device has 1"),
