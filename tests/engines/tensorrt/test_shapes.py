@@ -353,7 +353,7 @@ def test_kernels_that_were_prepared_are_kept_for_the_next_process(bench: Bench) 
 
 
 def test_closing_waits_for_a_preparation_and_leaks_nothing(bench: Bench) -> None:
-    """Preparations that have not begun are cancelled, and the result of a running one is discarded."""
+    """Preparations that have not begun are cancelled, none is begun, and the result of a running one is discarded."""
     before = bench.holdings()
     executor = bench.bind()
     (green,) = bench.gpu.contexts
@@ -368,6 +368,7 @@ def test_closing_waits_for_a_preparation_and_leaks_nothing(bench: Bench) -> None
     _, closed = in_a_thread(close)
     with pytest.raises(CancelledError):
         waiting.result(PATIENCE)
+    assert executor.preparing(((7, 3),)) is None
     assert repr(executor.engine.pool) == "<InstancePool of 0 idle instances, 1 executors, 0 to be released>"
     held.release()
     closed.result(PATIENCE)
