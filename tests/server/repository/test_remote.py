@@ -141,6 +141,36 @@ def test_a_download_of_which_nothing_comes_is_broken_off_and_the_rest_is_for_ano
     assert bucket.copy().changed == ["a", "b", "whole"]
 
 
+class Looked(type(Path())):  # type: ignore[misc]
+    """A path that says how often its file is looked at, as those below it do."""
+
+    looks = threading.Semaphore(0)
+
+    def stat(self, **options: Any) -> os.stat_result:
+        try:
+            return super().stat(**options)
+        finally:
+            self.looks.release()
+
+
+def test_a_download_that_takes_long_is_not_broken_off_while_more_of_it_comes(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, bucket.root = MemoryFileSystem.get_file, Looked(bucket.root)
+
+    def grow(files: MemoryFileSystem, path: str, target: str, **options: Any) -> None:
+        while Looked.looks.acquire(blocking=False):
+            pass
+        with open(target, "wb", buffering=0) as file:
+            for _ in range(6):  # Two of each look: so it has been compared, and has grown since the one before.
+                assert Looked.looks.acquire(timeout=PATIENCE)
+                file.write(b"x")
+        whole(files, path, target, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", grow)
+    assert bucket.copy(limit=0.2) == Outcome(changed=["a", "b", "whole"], files=3, nbytes=2 + 17 + 2)
+
+
 def test_a_process_that_ends_in_the_middle_leaves_the_old_model_and_the_next_one_goes_on(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
