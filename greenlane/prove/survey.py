@@ -123,7 +123,10 @@ def _drive(caller: Caller, tenant: str, name: str, access: Access) -> Drivable |
     first = _first(caller, model, access.headers(tenant))
     if isinstance(first, str):
         return first
-    small = Timed(first, timed(caller, [binary(model, first, access.headers(tenant))]))
+    try:
+        small = Timed(first, timed(caller, [binary(model, first, access.headers(tenant))]))
+    except Broken as broken:
+        return f"it does not answer: {broken}"
     return Drivable(model, small, small)
 
 

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +287,36 @@ def test_another_server_is_status_2(kind: type[Page], capsys: pytest.CaptureFixt
             thread.join()
     assert status == 2
     assert "answered something else at /admin/tenants" in capsys.readouterr().err
+
+
+class HalfDead(Page):
+    """A server of one tenant that answers one inference on each connection, and then closes it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        x = {"name": "x", "datatype": "FP32", "shape": [2]}
+        answer = {"tenants": [{"name": "acme", "models": [{"name": "m", "state": "READY"}]}], "partitions": {}, "inputs": [x]}
+        self.page = json.dumps(answer).encode()
+        super().do_GET()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        super().do_GET()
+        self.close_connection = True
+
+
+def test_a_model_that_stops_answering_is_not_driven() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), HalfDead) as half:
+        thread = threading.Thread(target=half.serve_forever)
+        thread.start()
+        try:
+            (found,) = survey(Access(half.server_port), 5.0, lambda _: None)
+        finally:
+            half.shutdown()
+            thread.join()
+    assert not found.drivable
+    assert found.undriven["m"].startswith("it does not answer: ")
 
 
 @pytest.mark.parametrize("text", ['admin = "a\\nb"', '[tenants]\nacme = "a\\u0000"'])
