@@ -98,8 +98,11 @@ def _get(url: str, path: str, key: str | None) -> bytes:
         request = urllib.request.Request(url + path, headers=bearer(key) if key else {})
     except ValueError as error:
         raise Unreachable(f"{KEY}: {error}") from error
+    proxies = urllib.request.getproxies()
+    proxies.pop("http", None)  # It would read the key.
+    opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler(proxies))
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_TIMEOUT) as answer:
+        with opener.open(request, timeout=_TIMEOUT) as answer:
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as error:

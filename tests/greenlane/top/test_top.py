@@ -242,6 +242,12 @@ def test_a_name_that_no_host_has_is_said() -> None:
         look(f"http://{'a' * 64}.example", None)
 
 
+def test_a_proxy_is_not_sent_the_key(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert look(url(server), "secret").ready
+
+
 def test_a_password_in_the_address_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["http://admin:hidden@127.0.0.1:8000"], "greenlane top")
