@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import attacks
 from benchmarks.attacked import KEPT, NEW, build, opened
-from benchmarks.attacks import PHASES, judged, unreached
+from benchmarks.attacks import GOALS, PHASES, STOPPED, judged, unreached
 from benchmarks.goals import MET, MISSED, Felt
 from benchmarks.hostile import ATTACKS, Crowd
 from benchmarks.outcomes import Outcome
@@ -49,6 +49,11 @@ def test_one_delayed_kind_of_connection_misses_the_goal() -> None:
         outcome.value("ratio", way, ratio)
     found = {row.about: row.verdict for row in judged({"garbage": outcome}) if row.goal.name == "ratio"}
     assert found == {KEPT: MET, NEW: MISSED}
+
+
+def test_replacement_is_a_goal_only_for_stopped_processes() -> None:
+    assert {goal.phase for goal in GOALS if goal.name == "replaced"} == set(STOPPED)
+    assert {goal.phase for goal in GOALS if goal.name == "end"} == set(PHASES)
 
 
 def test_a_server_that_did_not_end_misses_every_goal() -> None:

@@ -105,6 +105,11 @@ def test_an_error_or_a_wrong_answer_misses_every_goal_of_the_phase(flawed: Felt)
     assert found["repartition", "over", "tiny"] == found["repartition", "put", "50 PUTs"] == MISSED
 
 
+def test_under_mps_there_is_no_goal_for_what_has_no_server() -> None:
+    rows = change.judged({}, {}, change.UNDER_MPS)
+    assert {goal.phase for goal in GOALS} - {row.goal.phase for row in rows} == {"depth"}
+
+
 def test_a_phase_that_the_device_does_not_support_is_not_exercised() -> None:
     outcome = Outcome(felt=[a_felt()], over=("tiny",), unexercised="nothing is built on a CPU")
     outcome.value("ratio", "tiny", 1.0)
