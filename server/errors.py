@@ -160,13 +160,22 @@ def _statuses(error: BaseException) -> tuple[int, str]:
 
 
 MOST_TEXT = 2000
-"""Bytes of an error for clients, who may have sent what it repeats; three times as many fit into gRPC's trailers, of 8 KiB."""
+"""Bytes of a line of an error for clients, who may have sent what it repeats, and of a whole error in gRPC: three times as many
+fit into its trailers, of 8 KiB.
+"""
+
+
+def shortened(text: str) -> str:
+    """The same without its middle, if it has more than MOST_TEXT bytes."""
+    if len(data := text.encode(errors="replace")) <= MOST_TEXT:
+        return text
+    return f"{data[: MOST_TEXT // 2].decode(errors='ignore')} ... {data[-MOST_TEXT // 2 :].decode(errors='ignore')}"
 
 
 def answer(error: Exception, request_id: str) -> Answer:
     """The error response for an exception. The text of an exception that is not in the table goes to the log only.
 
-    A text of more than MOST_TEXT bytes loses its middle.
+    A line of more than MOST_TEXT bytes loses its middle.
     """
     status, code = _statuses(error)
     headers = dict(_HEADERS.get(status, {}))
@@ -177,9 +186,7 @@ def answer(error: Exception, request_id: str) -> Answer:
     if isinstance(error, LimitExceeded):
         headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     text = str(error) if isinstance(error, RequestError | EngineError | PartitionError) else "internal error"
-    if len(data := text.encode(errors="replace")) > MOST_TEXT:
-        first, last = data[: MOST_TEXT // 2], data[-MOST_TEXT // 2 :]
-        text = f"{first.decode(errors='ignore')} ... {last.decode(errors='ignore')}"
+    text = "\n".join(map(shortened, text.split("\n")))
     if status == 500:
         text = f"{text} (request {request_id})"
         headers["x-request-id"] = request_id

@@ -27,6 +27,7 @@ from ..errors import (
     TooSlow,
     code_of,
     refuse,
+    shortened,
 )
 from ..protocol.json_document import short
 from ..tenants import audit
@@ -242,7 +243,7 @@ class TenantPort:
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(ceil(1000 * error.retry_after))),))
         kept = self.kept.keep(context, MOST_TEXT)
         try:
-            await context.abort(grpc.StatusCode[answer.code], answer.text)
+            await context.abort(grpc.StatusCode[answer.code], shortened(answer.text))
         finally:
             kept.done()
         raise error

@@ -73,6 +73,12 @@ def test_a_long_text_has_its_beginning_and_its_end(kind: type[RequestError], end
     assert answer(kind("n" * 2000), "r1").text == "n" * 2000 + end
 
 
+def test_a_text_of_many_lines_has_all_of_them() -> None:
+    """POST /admin/reload answers with every problem of the file."""
+    text = "\n".join(f"tenants.t{number}.models: unknown key" for number in range(200))
+    assert answer(Conflict(text), "r1").text == text
+
+
 @pytest.mark.parametrize("error", STRANGERS, ids=lambda error: type(error).__name__)
 def test_an_unexpected_exception_is_500_without_its_text(error: Exception) -> None:
     answered = answer(error, "r1")

@@ -129,6 +129,12 @@ async def test_a_long_text_is_shortened_so_that_every_client_can_read_it(bench: 
     assert 500 < len(text) < 2100
 
 
+async def test_a_text_of_many_lines_is_shortened_as_well(bench: Bench) -> None:
+    status, text = await refused(bench.answered(bench.infer(), Failure("raised", "no\n" * 10_000)))
+    assert (status, text[:20]) == ("INTERNAL", "the model raised: no")
+    assert len(text) < 2100
+
+
 async def test_no_model_is_ready_while_inferences_are_refused(bench: Bench) -> None:
     asked = service_pb2.ModelReadyRequest(name=bench.served.name).SerializeToString()
     channel = grpc.aio.insecure_channel(bench.address)
