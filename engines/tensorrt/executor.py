@@ -255,7 +255,7 @@ class TensorRTExecutor:
         for shapes in sets:
             if (wanted := tuple(map(tuple, shapes))) in ready:
                 continue
-            self.shapes.warming = True  # So that it is not padded to one that is ready.
+            self.shapes.warming = True  # So that these shapes are not padded to a set that is ready.
             try:
                 with failing(f"making {list(wanted)} ready"):
                     self._run_on_zeros([wanted])

@@ -1,9 +1,8 @@
 """What was measured on each share, the knee of the curve, and the smallest share that keeps a target. Pure.
 
-A p99 rests on the slowest hundredth, so it needs many requests; and where requests queue, slow ones come in groups, which
-says less than as many that do not know of each other. The interval is the wider of two at 95 %: from the order of the values
-(binomial), which assumes nothing but independence, and from redrawing contiguous blocks of them (bootstrap), which keeps groups
-together.
+A p99 rests on the slowest hundredth, so it needs many requests. Where requests queue, slow ones come in groups, and a group
+says less than as many independent requests. The interval is the wider of two at 95 %: from the order of the values (binomial),
+which assumes nothing but independence, and from redrawing contiguous blocks of them (bootstrap), which keeps groups together.
 """
 
 import math

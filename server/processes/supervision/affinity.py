@@ -64,13 +64,13 @@ def share_cores(
     """
     free = sorted(set(allowed).difference(*(cores or () for cores in configured.values())))
     takers = [name for name, cores in configured.items() if not cores]
-    kept = max(len(free) // 2, min(OF_DEVICE * len(devices), len(free) - len(takers) - 1)) if takers else len(free)
+    counts = [processes.get(name, 1) for name in takers]
+    kept = max(len(free) // 2, min(OF_DEVICE * len(devices), len(free) - sum(counts) - 1)) if takers else len(free)
     rest, share = free[kept:], kept // len(devices)
     if not share or len(rest) < len(takers):
         return None
     last = len(devices) - 1  # It has what cannot be divided.
     own = {name: free[at * share : (at + 1) * share if at < last else kept] for at, name in enumerate(devices)}
-    counts = [processes.get(name, 1) for name in takers]
     if sum(counts) > len(rest):
         counts = [1] * len(takers)
     each = min(MAX_CORES, max(1, (len(rest) - 1) // max(1, sum(counts))))

@@ -104,6 +104,12 @@ def test_a_device_process_for_each_tenant_has_two_cores_before_http_has_a_second
     assert str(share_cores(range(cores), dict.fromkeys("abc"), "abc")) == expected
 
 
+def test_a_second_core_for_device_processes_takes_none_from_a_tenant_s_several_http_processes() -> None:
+    shares = share_cores(range(11), dict.fromkeys("abc"), "abc", dict.fromkeys("abc", 2))
+    assert shares
+    assert [len(cores) for cores in shares.tenants.values()] == [2, 2, 2]
+
+
 @given(
     st.sets(st.integers(0, 40)),
     st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6),
