@@ -105,16 +105,16 @@ async def advice(
     the autopilot acts on what it finds.
     """
     length = _length(seconds)
-    held = _held(controller)
-    before, wide_before = await _counted(controller), await controller.placements.wide()
+    held = controller.counts
+    before, beside_before = await _counted(controller), await controller.placements.states()
     totals_before = await observers.accountant.collect()
     ends = time.monotonic() + length
     while (left := ends - time.monotonic()) > 0:
         await asyncio.sleep(min(_STEP, left))
         if controller.state not in ("serving", "incomplete", "starting"):
             raise Unavailable(f"the server is {controller.state}")
-    after, wide = await _counted(controller), await controller.placements.wide()
-    fences, used = await controller.placements.fences(), (await observers.accountant.collect()).less(totals_before).devices
+    after, beside = await _counted(controller), await controller.placements.states()
+    used = (await observers.accountant.collect()).less(totals_before).devices
     lends = {tenant.name: report.lending[0] for tenant, report in await controller.reports() if report.lending}
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
@@ -124,13 +124,14 @@ async def advice(
     needs = {name: need(before[name], after[name]) for name in before if name in after}
     for name, about in tenants.items():
         about.lending = advising.advise_lender(name, lends.get(name))
-        if name in wide:
-            about.lending += advising.advise_borrower(wide_before.get(name, wide[name]), wide[name], needs)
+        if (found := beside.get(name)) and found.wide:
+            wide_before = name in beside_before and beside_before[name].wide
+            about.lending += advising.advise_borrower(wide_before or found.wide, found.wide, needs)
         elif about.verdict == "more":
             about.lending += advising.advise_neighbours(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
-        about.bandwidth = _bandwidth(controller, name, needs, fences, used)
+        about.bandwidth = _bandwidth(controller, name, needs, found.fence if found else None, used)
     return json_response(schemas.Advices(length, tenants))
 
 
@@ -138,13 +139,13 @@ def _bandwidth(
     controller: Controller,
     name: str,
     needs: Mapping[str, Need],
-    fences: Mapping[str, FencedTenant],
+    fence: FencedTenant | None,
     used: Mapping[str, DeviceTotals],
 ) -> list[str]:
     """About a tenant's share of its device's memory bandwidth, or that it has none."""
     tenant, device = controller.tenants[name], controller.device_of(name)
-    if name in fences:
-        return advising.advise_fenced(name, fences[name], tenant.target_p99)
+    if fence:
+        return advising.advise_fenced(name, fence, tenant.target_p99)
     there = used.get(device.name) if device else None
     if not (device and device.info.bandwidth and there and there.moved_in and name in there.tenants):
         return []
@@ -175,10 +176,6 @@ async def _counted(controller: Controller) -> dict[str, Counted]:
     reports = await controller.reports()
     now = time.monotonic()
     return {tenant.name: counted(report, now) for tenant, report in reports if not report.age}
-
-
-def _held(controller: Controller) -> dict[str, int]:
-    return {name: len(each.granules) for name in controller.tenants if (each := controller.partition(name))}
 
 
 def _advised(

@@ -119,8 +119,8 @@ class ServerCollector(Collector):
         yield from self._granules()
         yield from usage.families(self._controller, self._observers.accountant)
         yield from memory.families(self._now.memory)
-        yield from wide(self._reports, self._now.wide)
-        yield from fences(self._now.fences)
+        yield from wide(self._reports, {name: each.wide for name, each in self._now.beside.items() if each.wide})
+        yield from fences({name: each.fence for name, each in self._now.beside.items() if each.fence})
         yield limits(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
         yield versions(weights, self._reports)

@@ -13,6 +13,7 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
+from ..control.descriptions import Beside
 from ..control.together import completed
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
@@ -71,8 +72,8 @@ async def repartition(service: ServiceDep, controller: ControllerDep, request: R
     counts = await read_object(request, service.uploads)
     if not counts:
         raise BadRequest(f"the request body names no tenant; expected granules by tenant, such as {_example(controller)}")
-    move = await completed(controller.repartition(counts))  # Even if its client disconnects.
-    return json_response({**await _partitions(controller), "moved": list(move.movers)})
+    moved = await completed(controller.repartition(counts))  # Even if its client disconnects.
+    return json_response({**await _partitions(controller), "moved": moved})
 
 
 @router.put(
@@ -184,8 +185,7 @@ def _device(controller: Controller, device: ControlledDevice) -> schemas.NamedDe
 
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
-    plans = controller.placements
-    ladders, wide, fences = await plans.rungs(), await plans.wide(), await plans.fences()
+    beside = await controller.placements.states()
     devices = [
         schemas.DeviceGranules(each.name, each.info.unit, len(each.info.granules), each.free) for each in controller.devices
     ]
@@ -194,12 +194,13 @@ async def _partitions(controller: Controller) -> Object:
             "granules": list(p.granules),
             "size": p.size,
             "device": device.name,
-            **({"fence": fences[name]} if name in fences else {}),
-            **({"wide": wide[name]} if name in wide else {}),
-            **({"ladder": ladders[name]} if name in ladders else {}),
+            **({"fence": each.fence} if each.fence else {}),
+            **({"wide": each.wide} if each.wide else {}),
+            **({"ladder": each.ready} if each.ready else {}),
         }
         for device in controller.devices
         for name, p in device.held.items()
+        for each in (beside.get(name, Beside(None, None, [])),)
     }
     only = {key: getattr(devices[0], key) for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.tenants if name in held}}

@@ -60,6 +60,7 @@ async def status(controller: ControllerDep, observers: ObserversDep) -> Response
 
 def _device(controller: Controller, device: ControlledDevice, look: Look, monitor: HealthMonitor) -> schemas.DeviceNow:
     used, info = look.used.get(device.name), device.info
+    beside = {name: each for name, each in look.details.beside.items() if name in device.held}
     return schemas.DeviceNow(
         name=device.name,
         kind=info.kind,
@@ -70,14 +71,8 @@ def _device(controller: Controller, device: ControlledDevice, look: Look, monito
         free=device.free,
         health=_health(monitor, device),
         shares=[_share(name, each, used) for name, each in device.held.items()],
-        wide=[
-            schemas.TenantsWide(**asdict(each), tenant=name) for name, each in look.details.wide.items() if name in device.held
-        ],
-        fences=[
-            schemas.TenantsFence(**asdict(each), tenant=name)
-            for name, each in look.details.fences.items()
-            if name in device.held
-        ],
+        wide=[schemas.TenantsWide(**asdict(each.wide), tenant=name) for name, each in beside.items() if each.wide],
+        fences=[schemas.TenantsFence(**asdict(each.fence), tenant=name) for name, each in beside.items() if each.fence],
         lent_window_seconds=LENT_WINDOW,
     )
 

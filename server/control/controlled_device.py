@@ -59,7 +59,7 @@ class ControlledDevice:
     @property
     def counts(self) -> dict[str, int]:
         """How many granules each tenant has."""
-        return {name: len(granules) for name, granules in self.homes.items()}
+        return {name: len(partition.granules) for name, partition in self.held.items()}
 
     def hold(self, granules: Mapping[str, Granules]) -> None:
         """These tenants have these granules now."""
@@ -90,10 +90,6 @@ class ControlledDevice:
     def own(self, values: Mapping[str, T]) -> dict[str, T]:
         """Those of `values`, by tenant, whose tenants are on this device."""
         return {name: value for name, value in values.items() if name in self.runtimes}
-
-    def has(self, counts: Mapping[str, int]) -> bool:
-        """Whether each of these tenants has so many granules here now."""
-        return counts.items() <= self.counts.items()
 
     def plan(self, counts: Mapping[str, int]) -> Move:
         """The change to these counts of granules; other tenants keep theirs. Raises DoesNotFit."""

@@ -136,6 +136,11 @@ class Controller:
         """Whether granules are being moved now, or a probe runs."""
         return self.granules_change.locked()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many granules each tenant has."""
+        return _joined(device.counts for device in self.devices)
+
     def add(
         self, runtimes: Mapping[str, DeviceRuntime], name: str = "0", process: DeviceRuntime | None = None, adopts: bool = True
     ) -> ControlledDevice:
@@ -216,40 +221,35 @@ class Controller:
             log.critical("the device is lost, this process will exit: %s", reason)
             self._finishing = asyncio.create_task(self._finish_lost(f"the device is lost: {reason}"))
 
-    async def repartition(self, counts: Mapping[str, int], by: By = "operator", reason: str = "") -> Move:
+    async def repartition(self, counts: Mapping[str, int], by: By = "operator", reason: str = "") -> tuple[str, ...]:
         """Give these tenants these numbers of granules while all are served; the other tenants keep theirs.
 
         New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
         their work in flight has ended, switch, and go on. Where several processes have tenants that move, they move all or
         none: each process prepares and halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an
         unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the
-        old partitions stay. Shares that all these tenants have already are no move, and not recorded as one.
+        old partitions stay. Shares that all these tenants have already are no move, and not recorded as one, but an operator's
+        wish pauses the autopilot all the same. Returns the tenants whose granules have changed, sorted.
         """
         async with self.granules_change:
             check_counts(counts, self.tenants)
-            if all(device.has(device.own(counts)) for device in self.devices):
-                return self._keep(counts, by)
+            if counts.items() <= self.counts.items():
+                if by == "operator":
+                    self.moves.by_operator = time.monotonic()
+                return ()
             with self.recorded(by, reason, counts) as record:
-                moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
+                moves = [(device, device.plan(own)) for device in self.devices if (own := device.own(counts))]
                 for device, move in moves:
                     self.placements.check(device, move.after)
                 await self.move(moves, record)
                 self.repartitions += 1
         log.info("repartitioned: %s; %s", "; ".join(shares(device.info, device.held) for device, _ in moves), record)
-        return Move(_joined(move.before for _, move in moves), _joined(move.after for _, move in moves))
-
-    def _keep(self, counts: Mapping[str, int], by: By) -> Move:
-        """Leave these tenants the shares that they have. An operator's wish pauses the autopilot all the same."""
-        if by == "operator":
-            self.moves.by_operator = time.monotonic()
-        held = _joined({name: device.held[name].granules for name in device.own(counts)} for device in self.devices)
-        return Move(held, held)
+        return tuple(sorted(name for _, move in moves for name in move.movers))
 
     @contextmanager
     def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
         """Record what this block does as a move to these shares: refused if it raises. An operator's pauses the autopilot."""
-        held = _joined(device.counts for device in self.devices)
-        record, began = self.moves.begin(by, reason, held, counts), time.monotonic()
+        record, began = self.moves.begin(by, reason, self.counts, counts), time.monotonic()
         try:
             yield record
             record.outcome = "moved"

@@ -17,8 +17,8 @@ from ..errors import RequestError
 from .controlled_device import ControlledDevice
 from .descriptions import Beside, ReadyShare
 from .device_runtime import DeviceRuntime
-from .fence import Fence, FencedTenant, plan_fences
-from .stretch import Wide, WidePartition, plan_wide
+from .fence import Fence, plan_fences
+from .stretch import Wide, plan_wide
 
 fence_log = logging.getLogger("greenlane.fence")
 ladder_log = logging.getLogger("greenlane.ladder")
@@ -99,29 +99,17 @@ class PlacementPlans:
         while (work := self._work) and not work.done():
             await asyncio.wait({work})
 
-    async def wide(self) -> dict[str, WidePartition]:
-        """Every wide partition, planned or made, by tenant, as its device side reports it."""
-        return {name: each.wide for name, each in (await self._states()).items() if each.wide}
-
-    async def fences(self) -> dict[str, FencedTenant]:
-        """What holds each tenant with a share of bandwidth, as its device side reports it."""
-        found = {name: each.fence for name, each in (await self._states()).items() if each.fence}
-        slows = {row: times for device in self._devices for row, times in device.slows.items()}
-        for tenant, fence in found.items():
-            for model in fence.models:
-                model.slows = round(slows.get((tenant, model.model), 0.0), 2)
-        return found
-
-    async def rungs(self) -> dict[str, list[ReadyShare]]:
-        """What is ready for a move now, by tenant, as its device side reports it."""
-        return {name: each.ready for name, each in (await self._states()).items() if each.ready}
-
-    async def _states(self) -> dict[str, Beside]:
+    async def states(self) -> dict[str, Beside]:
+        """What each tenant has beside its home, as its device side reports it; nothing of one that is being started again."""
         found: dict[str, Beside] = {}
         for device in self._devices if self._needed else ():
             for runtime in device.distinct():
-                with suppress(RequestError):  # It is being started again, and has none.
+                with suppress(RequestError):
                     found |= await runtime.placements.states()
+        slows = {row: times for device in self._devices for row, times in device.slows.items()}
+        for tenant, each in found.items():
+            for model in each.fence.models if each.fence else ():
+                model.slows = round(slows.get((tenant, model.model), 0.0), 2)
         return found
 
     def plan_ready(self, device: ControlledDevice) -> dict[str, list[Granules]]:

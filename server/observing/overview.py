@@ -13,9 +13,7 @@ from typing import Annotated
 from ..accounts.usage import NS, DeviceTotals
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
-from ..control.descriptions import Execution, TenantMemory
-from ..control.fence import FencedTenant
-from ..control.stretch import WidePartition
+from ..control.descriptions import Beside, Execution, TenantMemory
 from ..facts import Fact, milliseconds
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
@@ -186,18 +184,16 @@ _FAILURES = {"BACKEND": "requests failed in the model (5xx)", "OTHER": "requests
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What changes seldom: how models run, the memory that they take, the tenants' wide partitions, and what holds tenants."""
+    """What changes seldom: how models run, the memory that they take, and what tenants have beside their homes, by tenant."""
 
     executions: Sequence[Execution] = ()
     memory: Sequence[TenantMemory] = ()
-    wide: Mapping[str, WidePartition] = field(default_factory=dict)
-    fences: Mapping[str, FencedTenant] = field(default_factory=dict)
+    beside: Mapping[str, Beside] = field(default_factory=dict)
 
 
 async def details(controller: Controller) -> Details:
     """The details now."""
-    placements = controller.placements
-    return Details(*await asyncio.gather(controller.executions(), controller.memory(), placements.wide(), placements.fences()))
+    return Details(*await asyncio.gather(controller.executions(), controller.memory(), controller.placements.states()))
 
 
 @dataclass(frozen=True, slots=True)

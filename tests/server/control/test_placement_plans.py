@@ -67,9 +67,9 @@ async def test_a_plan_that_gives_up_the_one_before_comes_to_every_device_process
     plans.begin(loaded)
     await plans.carried_out()
     assert {name: len(side.held[name]) for name, side in sides.items()} == {"acme": 1, "globex": 1}
-    assert list(await plans.rungs()) == ["acme", "globex"]
+    assert list(await plans.states()) == ["acme", "globex"]
     sides["acme"].away = True
-    assert list(await plans.rungs()) == ["globex"], "a process that has ended has no rung"
+    assert list(await plans.states()) == ["globex"], "a process that has ended has no rung"
     sides["acme"].away = False
     device.hold({"acme": (0,), "globex": (3,)})
     sides["acme"].free.clear()
@@ -99,9 +99,9 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
     fence = Fence(("globex",), 2 * 10**12, (0, 1))
     assert [side.fenced for side in sides.values()] == [[{"acme": fence}], [{}]]
     assert device.fences == {"acme": fence}
-    assert [*(await plans.fences())] == ["acme", "globex"]
+    assert [*(await plans.states())] == ["acme", "globex"]
     sides["acme"].away = True
-    assert [*(await plans.fences())] == ["globex"], "a process that has ended holds none"
+    assert [*(await plans.states())] == ["globex"], "a process that has ended holds none"
     sides["acme"].away = False
     device.hold({"acme": (3, 6, 7)})
     plans.remake()
@@ -110,7 +110,7 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
     plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None}), "globex": GLOBEX})
     await plans.carried_out()
     assert [side.fenced[-1] for side in sides.values()] == [{}, {}]
-    assert await plans.fences() == {}
+    assert await plans.states() == {}
     count = len(sides["acme"].fenced)
     plans.remake()
     await plans.carried_out()

@@ -54,7 +54,8 @@ def narrow(site: Site) -> FakePartition:
 
 async def fence(site: Site) -> FencedTenant:
     """What GET /admin/partitions says of it."""
-    ((name, found),) = (await site.controller.placements.fences()).items()
+    states = await site.controller.placements.states()
+    ((name, found),) = ((name, each.fence) for name, each in states.items() if each.fence)
     assert name == "acme"
     return found
 
@@ -227,7 +228,7 @@ async def test_another_share_makes_another_placement_and_none_takes_it_away(site
     await site.settled()
     assert before.closed
     assert site.runtime.workers["acme"].narrow is None
-    assert await plans.fences() == {}
+    assert await plans.states() == {}
     await site.infer("acme")
 
 
@@ -507,8 +508,8 @@ async def test_what_needs_none_or_can_have_none_is_said(
 
 async def test_metrics_say_what_a_tenant_is_held_to_and_how_often(site: Site) -> None:
     assert await runs_narrow(site)
-    fences = await site.controller.placements.fences()
-    collector = ServerCollector(site.controller, Observers(site.controller), (), Details(fences=fences))
+    details = Details(beside=await site.controller.placements.states())
+    collector = ServerCollector(site.controller, Observers(site.controller), (), details)
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in collector.collect()

@@ -60,8 +60,8 @@ async def test_what_is_ready_is_logged_and_reported_for_the_admin_api(root: Path
     caplog.set_level(logging.INFO)
     async with serving(root, tenants=LADDERS) as site:
         await site.settled()
-        rungs = await site.controller.placements.rungs()
-        assert rungs == {"acme": [ReadyShare(WIDE, 2, 0)], "globex": [ReadyShare((2, 3, 4, 5), 1, 0)]}
+        ready = {name: each.ready for name, each in (await site.controller.placements.states()).items()}
+        assert ready == {"acme": [ReadyShare(WIDE, 2, 0)], "globex": [ReadyShare((2, 3, 4, 5), 1, 0)]}
     assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
 
 
@@ -103,7 +103,7 @@ async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(roo
         assert (await move(site, acme=4)).paused["acme"].ladder
         await site.settled()
         assert rungs(site)["acme"] == {}
-        assert await site.controller.placements.rungs() == {}
+        assert [each.ready for each in (await site.controller.placements.states()).values()] == [[], []]
         await move(site, acme=2)
         await site.settled()
         assert rungs(site)["acme"] == {rung: 2}

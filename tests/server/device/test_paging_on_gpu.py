@@ -232,11 +232,11 @@ async def test_a_model_is_on_a_wide_and_a_ready_placement_until_it_is_paged_out_
         await site.infer(1)
         await settled(site)
         assert by_kind(await site.memory())["m1"] == {"kernels": KERNELS, "graphs": 3 * GRAPHS}
-        (state,) = (await site.controller.placements.wide()).values()
+        state = (await site.controller.placements.states())["acme"].wide
         assert (state.granules, state.problems) == ((0, 1, 2, 3), [])
         for _ in range(20):
             await site.infer(1)
-        (state,) = (await site.controller.placements.wide()).values()
+        state = (await site.controller.placements.states())["acme"].wide
         assert state.launches + sum(state.home_launches.values()) >= 20
         await site.controller.repartition({"acme": 3, "globex": 1})
         assert next(iter(site.controller.moves)).paused["acme"].ladder
@@ -277,7 +277,7 @@ async def test_a_fenced_model_is_narrow_beside_others_and_counts_there_until_it_
 
 
 async def fence(site: OnGpu) -> FencedTenant:
-    return (await site.controller.placements.fences())["acme"]
+    return (await site.controller.placements.states())["acme"].fence
 
 
 async def test_a_load_of_what_is_served_has_the_shapes_in_use_ready_before_it_takes_over(tmp_path: Path) -> None:

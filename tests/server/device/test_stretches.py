@@ -71,7 +71,8 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
     assert site.granules == {"acme": (0, 1), "globex": (2, 3), "initech": (4, 5)}
     await go_wide(site, "a")
     await go_wide(site)
-    ((tenant, state),) = (await site.controller.placements.wide()).items()
+    wides = {name: each.wide for name, each in (await site.controller.placements.states()).items() if each.wide}
+    ((tenant, state),) = wides.items()
     assert (tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, [])
     assert site.runtime.workers["globex"].wide is None
 
@@ -265,7 +266,7 @@ async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: 
         await site.settled()
     why = "granules [0, 1, 2, 3, 4]: no more contexts"
     assert f"tenant acme has no wide partition, and runs on its share only: {why}" in caplog.text
-    (state,) = (await site.controller.placements.wide()).values()
+    state = (await site.controller.placements.states())["acme"].wide
     assert (state.granules, state.problems) == ((), [why])
     await site.infer("acme")
     await site.controller.close()
@@ -279,7 +280,7 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     await site.runtime.loaded()
     site.script.fail("bind", error=ModelRefused("too wide"))
     await site.settled()
-    (state,) = (await site.controller.placements.wide()).values()
+    state = (await site.controller.placements.states())["acme"].wide
     assert state.problems == ["a/1: too wide"]
     assert "model a/1 is not ready on granules [0, 1, 2, 3, 4], and runs on its share only: too wide" in caplog.text
     await site.infer("acme", "a")
@@ -301,7 +302,7 @@ async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenant
     await site.settled()
     memory = (await site.controller.memory())[0]
     assert [each.nbytes for each in memory.models] == [13, 10]
-    (state,) = (await site.controller.placements.wide()).values()
+    state = (await site.controller.placements.states())["acme"].wide
     (problem,) = state.problems
     assert problem.startswith(
         "b/1: on its wide partition it needs 3 bytes of device memory (contexts 3 bytes), but acme has 23"
@@ -324,16 +325,16 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     for looks in range(1, 4):
         site.runtime.placements.look()
         assert caplog.text.count(f"tenant acme: model {why}") == (looks > 1), "once, and only if it still is when looked again"
-        (state,) = (await site.controller.placements.wide()).values()
+        state = (await site.controller.placements.states())["acme"].wide
         assert state.too_long == [why]
     times.wide = 10**9
     site.runtime.placements.look()
-    (state,) = (await site.controller.placements.wide()).values()
+    state = (await site.controller.placements.states())["acme"].wide
     assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
     assert "lend for more than 1000 ms" in state.too_long[0]
     times.wide = 10**8
     site.runtime.placements.look()
-    (state,) = (await site.controller.placements.wide()).values()
+    state = (await site.controller.placements.states())["acme"].wide
     assert state.too_long == []
 
 
@@ -355,7 +356,7 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
         site.controller,
         Observers(site.controller),
         await site.controller.reports(),
-        Details(wide=await site.controller.placements.wide()),
+        Details(beside=await site.controller.placements.states()),
     )
     found = {
         (sample.name, *sample.labels.values()): sample.value
