@@ -96,6 +96,8 @@ class MpsDaemon:
         self._rest = b""
         self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
         self._notable: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._missing = ""
+        """What a start waits for."""
         self._ended = ""
         self._fault = ""
         self._closing = False
@@ -135,6 +137,7 @@ class MpsDaemon:
         self._printed.clear()
         self._notable.clear()
         self._rest, self._ended, self._fault, self._closing = b"", "", "", False
+        self._missing = "it does not answer"
         self._trouble.clear()
         self._gone.clear()
         opening = asyncio.ensure_future(self._open())
@@ -144,9 +147,10 @@ class MpsDaemon:
                 await self._become_ready()
         except BaseException as error:
             await asyncio.wait({opening})
+            late = await self._late(limit) if isinstance(error, TimeoutError) else ""
             await self.close()
-            if isinstance(error, TimeoutError):
-                raise MpsError(f"the MPS daemon of {self.uuid} was not ready after {limit:g} s{self._said()}") from error
+            if late:
+                raise MpsError(late) from error
             raise
         log.info("the MPS daemon of %s runs in %s, with server %d", self.uuid, self.folder, self.server)
 
@@ -335,6 +339,13 @@ class MpsDaemon:
         lines = self._notable if self.server else self._printed
         return f"; it printed: {' / '.join(lines)}" if lines else ""
 
+    async def _late(self, limit: float) -> str:
+        """Why it is not ready after so many seconds, with what is there of it."""
+        there = await asyncio.to_thread(_family, self._keeper.pid) if self._keeper else []
+        processes = ", ".join(there) or "none"
+        why = f"the MPS daemon of {self.uuid} was not ready after {limit:g} s: {self._missing}"
+        return f"{why}{self._said() or '; it printed nothing'}; its processes: {processes}"
+
     async def _become_ready(self) -> None:
         """Raises MpsError as soon as the daemon or its server has ended."""
         starting, ended = asyncio.ensure_future(self._start_server()), asyncio.ensure_future(self._trouble.wait())
@@ -354,12 +365,15 @@ class MpsDaemon:
         """Its process id, once it takes clients."""
         while not await self._is_ready():
             await asyncio.sleep(_PAUSE)
+        self._missing = "it has not started its server"
         await self._ask(f"start_server -uid {os.geteuid()}", START_LIMIT)
         while not (servers := await self._ask("get_server_list", START_LIMIT)):
             await asyncio.sleep(_PAUSE)
         server = int(servers.split()[0])
         self._on_exit(server, self._on_server_end)
-        while await self._ask(f"get_server_status {server}", START_LIMIT) != "ACTIVE":
+        self._missing = f"it does not say how its server {server} is"
+        while (status := await self._ask(f"get_server_status {server}", START_LIMIT)) != "ACTIVE":
+            self._missing = f"its server {server} is not ACTIVE, but {status or 'says nothing'}"
             await asyncio.sleep(_PAUSE)
         return server
 
@@ -532,6 +546,22 @@ def _parent_of_daemon(pipes: Path) -> int:
         return int(Path(f"/proc/{found}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError):
         return 0
+
+
+def _family(keeper: int) -> list[str]:
+    """This process and all below it: id, name, state as in proc(5), and where in the kernel each sleeps. Blocks."""
+    parents, texts = dict[int, int](), dict[int, str]()
+    for number in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with suppress(OSError):  # It has ended.
+            own = Path("/proc", str(number))
+            state, parent = (own / "stat").read_text().rpartition(")")[2].split()[:2]
+            where = (own / "wchan").read_text()
+            texts[number] = f"{number} {(own / 'comm').read_text().strip()} {state}{f' in {where}' if where != '0' else ''}"
+            parents[number] = int(parent)
+    found = [keeper] if keeper in texts else []
+    for above in found:
+        found += [number for number, parent in parents.items() if parent == above]
+    return [texts[number] for number in found]
 
 
 def _make_folder(parent: Path) -> tuple[Path, int]:

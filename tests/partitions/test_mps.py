@@ -31,6 +31,9 @@ from tests.simulation import Gpu, installed
 from tests.simulation.mps import FakeMps
 
 PATIENCE = 20.0
+PROCESS = r"\d+ \S+ S( in \S+)?"
+PROCESSES = f"its processes: {PROCESS}, {PROCESS}"
+"""Keeper and daemon, which wait."""
 _PTRACE_ATTACH, _ALL_THREADS = 16, 0x40000000
 
 
@@ -425,7 +428,7 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
 @pytest.mark.parametrize(
     ("behaviour", "limit", "said"),
     [
-        ({"start": "silent"}, 0.2, "was not ready after 0.2 s$"),
+        ({"start": "silent"}, 0.5, f"was not ready after 0.5 s: it does not answer; it printed nothing; {PROCESSES}$"),
         ({"start": "Failed to start: as scripted"}, 10, "ended with status 1; it printed: Failed to start: as scripted$"),
         (
             {"server": "ends"},
@@ -434,10 +437,20 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
         ),
         ({"server": "dies"}, 10, r"server of GPU-5ea1 ended during its start; it printed: .* the GPU is lost \(as scripted\)"),
         ({"start": "dies"}, 10, r"daemon of GPU-5ea1 ended with signal 9; it printed: .* / Assertion failed \(as scripted\)$"),
-        ({"server": "initializes"}, 0.5, "was not ready after 0.5 s"),
-        ({"hang": ["get_server_list"]}, 0.5, "was not ready after 0.5 s"),
+        (
+            {"server": "initializes"},
+            2,
+            rf"not ready after 2 s: its server \d+ is not ACTIVE, but INITIALIZING; it printed: .*; {PROCESSES}, {PROCESS}$",
+        ),
+        ({"hang": ["get_server_list"]}, 1, f"was not ready after 1 s: it does not answer; it printed: .*; {PROCESSES}$"),
+        ({"hang": ["start_server"]}, 2, f"not ready after 2 s: it has not started its server; it printed: .*; {PROCESSES}$"),
+        (
+            {"hang": ["get_server_status"]},
+            2,
+            rf"not ready after 2 s: it does not say how its server \d+ is; it printed: .*; {PROCESSES}, {PROCESS}$",
+        ),
     ],
-    ids=["silent", "refuses", "no server", "server dies", "dies", "never active", "hangs"],
+    ids=["silent", "refuses", "no server", "server dies", "dies", "never active", "hangs", "not started", "no status"],
 )
 async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
     fake: FakeMps, behaviour: dict[str, Any], limit: float, said: str, parent: Path

@@ -81,7 +81,7 @@ class MpsGroup:
     async def environment(self) -> Mapping[str, str]:
         """The variables that a process starts with, once the daemon runs and a fault is over. Raises PartitionError.
 
-        Calls of this and of `close` are served in turn.
+        The first daemon is tried twice, as the server would not start. Calls of this and of `close` are served in turn.
         """
         async with self._changing:
             daemon, unused = self._daemon, self._deposit is None  # Without a process `keep` does nothing.
@@ -91,8 +91,15 @@ class MpsGroup:
             if self._daemon is None or self._daemon.folder is None:
                 if why := await hindrance():
                     raise DeviceUnavailable(f'device {self.device}: {why}, or set mps = "off"')
+                first = self._daemon is None
                 self._daemon = self._daemon or MpsDaemon(await self._identify())
-                await self._daemon.start()
+                try:
+                    await self._daemon.start()
+                except MpsError as error:
+                    if not first:
+                        raise
+                    log.warning("device %s: %s; starting it a second time", self.device, error)
+                    await self._daemon.start()
             return {**self._daemon.environment, "CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES}
 
     async def keep(self, end_all: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from partitions import Device, DeviceUnavailable, PartitionError
+from partitions.errors import MpsError
 from partitions.mps import COMMAND
 from server.config.schema import DeviceConfig
 from server.config.server import ServerConfig
@@ -86,6 +87,43 @@ async def test_a_daemon_that_ends_before_it_has_had_a_process_is_started_again_f
     assert is_there(after)
     assert not is_there(before)
     await group.close()
+
+
+class Once(logging.Handler):
+    """Calls a function when the first line with this text is logged."""
+
+    def __init__(self, text: str, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._text = text
+        self._call = call
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            logging.getLogger("greenlane").removeHandler(self)
+            self._call()
+
+
+@pytest.mark.parametrize("mended", [True, False])
+async def test_the_first_daemon_is_tried_twice_in_another_folder(
+    fake: FakeMps, caplog: pytest.LogCaptureFixture, mended: bool
+) -> None:
+    """As nothing is served yet, and the start would fail; later each process is tried again and again anyway."""
+    fake.behave(server="ends")
+    group = MpsGroup("0", uuid)
+    logging.getLogger("greenlane").addHandler(Once("starting it a second time", fake.behave if mended else list))
+    if mended:
+        assert is_there(await group.environment())
+    else:
+        with pytest.raises(MpsError, match="the MPS server of GPU-5ea1 ended during its start"):
+            await group.environment()
+    await group.close()
+    again = [record.getMessage() for record in caplog.records if "starting it a second time" in record.getMessage()]
+    assert len(again) == 1
+    assert again[0].startswith("device 0: the MPS server of GPU-5ea1 ended during its start; it printed: ")
+    fake.behave(server="ends")
+    with pytest.raises(MpsError):
+        await group.environment()
+    assert len([record for record in caplog.records if "starting it a second time" in record.getMessage()]) == 1
 
 
 async def test_processes_share_a_deposit_until_all_of_them_end(fake: FakeMps) -> None:
