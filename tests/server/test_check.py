@@ -534,7 +534,7 @@ def on_fake(config: DeviceConfig) -> Device:
 
 def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_run(checked: Checked) -> None:
     checked.check(device=on_fake, cores=range(16))
-    assert checked.out[-1] == "HTTP process of acme on cores 8-9; device process on cores 0-7, all others on cores 10-11"
+    assert checked.out[-1] == "HTTP process of acme on cores 8-9; device process on cores 0-7, all others on cores 10-15"
     checked.check(("granules = 1", "granules = 1\nhttp_processes = 3"), device=on_fake, cores=range(16))
     assert checked.out[-1] == "HTTP process of acme on cores 8-13; device process on cores 0-7, all others on cores 14-15"
     checked.check(device=on_fake, cores=[3])

@@ -2,7 +2,7 @@
 
 A thread that hands work to a GPU waits for every other thread that runs on its core. So HTTP processes stay off the cores of
 the device processes, and each tenant's off the other tenants'. Cores are given out from the lowest number on: to the device
-processes, to the tenants, to the dispatcher and the HTTP processes without a tenant; the rest stays free.
+processes, to the tenants, and what is left to all others: the dispatcher, HTTP processes without a tenant, and builds.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ def share_cores(
     each = min(MAX_CORES, max(1, (len(rest) - 1) // max(1, sum(counts))))
     ends = list(accumulate((count * each for count in counts), initial=0))
     given = {name: rest[begin:end] for name, (begin, end) in zip(takers, pairwise(ends), strict=True)}
-    left = frozenset(rest[ends[-1] :][:MAX_CORES])
+    left = frozenset(rest[ends[-1] :])
     return Affinity(
         {name: frozenset(cores) for name, cores in own.items()},
         {name: frozenset(cores or given[name]) for name, cores in configured.items()},

@@ -22,15 +22,15 @@ def told(cores: int, chosen: dict[str, Sequence[int] | None]) -> str | None:
     ("cores", "count", "expected"),
     [
         (16, 2, "HTTP process of t0 on cores 8-9, of t1 on cores 10-11; "
-                "device process on cores 0-7, all others on cores 12-13"),
+                "device process on cores 0-7, all others on cores 12-15"),
         (16, 4, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, of t3 on core 11; "
-                "device process on cores 0-7, all others on cores 12-13"),
+                "device process on cores 0-7, all others on cores 12-15"),
         (16, 8, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, of t3 on core 11, of t4 on core 12, "
                 "of t5 on core 13, of t6 on core 14, of t7 on core 15; device process on cores 0-7, all others on cores 0-7"),
         (16, 6, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, "
                 "of t3 on core 11, of t4 on core 12, of t5 on core 13; "
                 "device process on cores 0-7, all others on cores 14-15"),
-        (64, 1, "HTTP process of t0 on cores 32-33; device process on cores 0-31, all others on cores 34-35"),
+        (64, 1, "HTTP process of t0 on cores 32-33; device process on cores 0-31, all others on cores 34-63"),
         (3, 2, "HTTP process of t0 on core 1, of t1 on core 2; device process on core 0, all others on core 0"),
         (2, 1, "HTTP process of t0 on core 1; device process on core 0, all others on core 0"),
     ],
@@ -84,7 +84,7 @@ def test_the_processes_of_several_devices_have_equal_parts_of_the_half_and_the_l
     shares = share_cores(range(16), tenants(2), ["0", "1", "b"])
     assert str(shares) == (
         "HTTP process of t0 on cores 8-9, of t1 on cores 10-11; "
-        "device processes of 0 on cores 0-1, of 1 on cores 2-3, of b on cores 4-7, all others on cores 12-13"
+        "device processes of 0 on cores 0-1, of 1 on cores 2-3, of b on cores 4-7, all others on cores 12-15"
     )
     assert share_cores(range(4), tenants(1), ["0", "1", "2"]) is None
 
