@@ -308,10 +308,10 @@ class Contexts:
         if "allocation_strategy" in api.features:
             config.set_execution_context_allocation_strategy(self._allocation_strategy())
         if "cache_path" in api.features:
-            self._lend_kernels(config)
+            self._give_kernels(config)
         return config
 
-    def _lend_kernels(self, config: Any) -> None:
+    def _give_kernels(self, config: Any) -> None:
         """Let a context with this configuration use the cached kernels; without them, they are compiled again."""
         plan = self._kernels.maker or self._loaded.plan
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-BURST = 200
+AT_ONCE = 200
 """Records of one kind that are written at once; after that one a second is, with the number of those left out before it."""
 MAX_KINDS = 1024
 """Kinds that are remembered; the least recently seen is dropped."""
@@ -52,8 +52,8 @@ class RateLimit(logging.Filter):
         kind = record.name, record.levelno, str(record.msg), getattr(record, "tenant", None), caller
         with self._lock:
             now = self._clock()
-            left, last, out = self._kinds.pop(kind, (float(BURST), now, 0))
-            left = min(BURST, left + now - last)
+            left, last, out = self._kinds.pop(kind, (float(AT_ONCE), now, 0))
+            left = min(AT_ONCE, left + now - last)
             passes = left >= 1
             self._kinds[kind] = (left - 1, now, 0) if passes else (left, now, out + 1)
             if len(self._kinds) > MAX_KINDS:

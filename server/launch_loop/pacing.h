@@ -5,7 +5,7 @@
 
 #include "neighbours.h"
 
-#define BURST 2000000ll
+#define CATCH_UP 2000000ll
 #define LOOK 5000000ll
 
 /* Of a tenant with a share of PCIe. `rate` is in bytes a second, each way. */
@@ -23,7 +23,7 @@ static inline int64_t pace_wait(const Pace *p, int64_t now) {
 }
 
 static inline int64_t put_off(int64_t free_at, int64_t now, uint64_t nbytes, int64_t rate) {
-    int64_t from = free_at > now - BURST ? free_at : now - BURST;
+    int64_t from = free_at > now - CATCH_UP ? free_at : now - CATCH_UP;
     if (!nbytes) return free_at;
     return from + (int64_t)(((unsigned __int128)nbytes * 1000000000 + (uint64_t)rate - 1) / (uint64_t)rate);
 }

@@ -3,7 +3,7 @@
 Each direction has a time from which the next work may begin. A work puts it off by what its bytes take at the tenant's rate. A
 work begins once both have come; what it moves itself does not matter for that, so tickets stay in order, and a small one waits
 for no longer than the bytes of those before it take. In any time the works that begin move at most the rate times that time and
-BURST, and one work more. While all neighbours rest nothing waits, and nothing is put off.
+CATCH_UP, and one work more. While all neighbours rest nothing waits, and nothing is put off.
 
 The launch loop goes by the same rules and the same numbers (launch_loop/pacing.h); a test compares both. All times are
 nanoseconds.
@@ -17,7 +17,7 @@ from ..launch_loop.structures import view_pace
 from ..link.activity import ActivityPage, words_of
 from .fence import SECOND, at_work
 
-BURST: Final = 2_000_000
+CATCH_UP: Final = 2_000_000
 """For so long a direction that was not used is made up for: threads wake late, by a millisecond and more, and would lose it."""
 LOOK: Final = 5_000_000
 """The longest wait until the next look: neighbours may rest, and the ticket may be cancelled, or its deadline have passed."""
@@ -30,7 +30,7 @@ YIELD: Final = 200_000
 
 def put_off(free_at: int, now: int, nbytes: int, rate: int) -> int:
     """When a direction is free after a work that moves so many bytes there, and begins now; `rate` is in bytes a second."""
-    return max(free_at, now - BURST) - -nbytes * SECOND // rate  # Rounded up, so that no sum of works has more.
+    return max(free_at, now - CATCH_UP) - -nbytes * SECOND // rate  # Rounded up, so that no sum of works has more.
 
 
 class Pace:

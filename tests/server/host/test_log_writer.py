@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from server.host.log_writer import BURST, MAX_KINDS, MAX_TEXT, RateLimit, Writer, write
+from server.host.log_writer import AT_ONCE, MAX_KINDS, MAX_TEXT, RateLimit, Writer, write
 from tests.passing_time import Clock
 
 SMALL = 4096
@@ -28,7 +28,7 @@ def record(text: str = "bad %s", name: str = "uvicorn.error", **extras: Any) -> 
 def test_a_flood_is_written_up_to_a_burst_and_then_once_a_second_with_a_count() -> None:
     clock = Clock()
     limit = RateLimit(clock)
-    assert sum(limit.filter(record()) for _ in range(BURST + 100)) == BURST
+    assert sum(limit.filter(record()) for _ in range(AT_ONCE + 100)) == AT_ONCE
     clock.now += 1
     first, second = record(), record()
     assert limit.filter(first)
@@ -45,7 +45,7 @@ def test_a_flood_is_written_up_to_a_burst_and_then_once_a_second_with_a_count() 
 )
 def test_a_flood_of_one_kind_leaves_out_no_other(other: logging.LogRecord) -> None:
     limit = RateLimit(Clock())
-    for _ in range(BURST + 1):
+    for _ in range(AT_ONCE + 1):
         limit.filter(record(tenant="acme"))
     assert not limit.filter(record(tenant="acme"))
     assert limit.filter(other)
@@ -53,7 +53,7 @@ def test_a_flood_of_one_kind_leaves_out_no_other(other: logging.LogRecord) -> No
 
 def test_the_number_of_remembered_kinds_is_bounded() -> None:
     limit = RateLimit(Clock())
-    for _ in range(BURST + 1):
+    for _ in range(AT_ONCE + 1):
         limit.filter(record())
     for number in range(MAX_KINDS):
         assert limit.filter(record(f"kind {number}"))

@@ -18,13 +18,13 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.errors import NotFound, Unauthorized
 from server.host import logs
-from server.host.log_writer import BURST
+from server.host.log_writer import AT_ONCE
 from server.tenants import audit
 from server.tenants.auth import digest
 from server.tenants.service import Service
 
 KEYS = {"acme": "acme-key", "globex": "globex-key"}
-FLOOD = BURST + 50
+FLOOD = AT_ONCE + 50
 NOPE = "/v2/repository/models/nope/unload"
 
 
@@ -96,7 +96,7 @@ async def test_a_tenant_that_calls_in_a_loop_leaves_out_no_line_of_others(http: 
         assert await ask(http, path, key) == status
     *flood, admin, globex, refused, own = [(each["path"], each.get("tenant"), each["status"]) for each in lines(file)]
     assert set(flood) == {(NOPE, "acme", 404)}
-    assert BURST <= len(flood) < FLOOD, "one more for each second that this takes"
+    assert AT_ONCE <= len(flood) < FLOOD, "one more for each second that this takes"
     assert admin == (done[0][0], None, 200)
     assert globex == (done[1][0], "globex", 200)
     assert refused == (NOPE, "globex", 404)
@@ -114,7 +114,7 @@ async def test_no_call_of_the_administrator_is_left_out(http: httpx.AsyncClient,
 async def test_who_has_no_admin_key_is_no_administrator(http: httpx.AsyncClient, file: Path) -> None:
     for _ in range(FLOOD):
         assert await ask(http, "/admin/nothing", None) == 404
-    assert BURST <= len(lines(file)) < FLOOD, "one more for each second that this takes"
+    assert AT_ONCE <= len(lines(file)) < FLOOD, "one more for each second that this takes"
 
 
 @pytest.mark.parametrize("client", [["10.0.0.1", 1], ("::ffff:10.0.0.1", 1), ("2001:db8::1", 1)], ids=str)
@@ -123,7 +123,7 @@ def test_a_client_without_a_key_leaves_out_few_lines_of_others(file: Path, clien
         key = f"Bearer guess-{number}"
         audit.refused(Unauthorized("no tenant has this key"), "GET", "/v2", client, key)
     flood = len(lines(file))
-    assert flood == BURST, "guesses of one address are one kind"
+    assert flood == AT_ONCE, "guesses of one address are one kind"
     others = [(f"10.0.{number}.7", 1) for number in range(200)]
     for other in others:
         audit.refused(Unauthorized("no tenant has this key"), "GET", "/v2", other, None)
@@ -133,7 +133,7 @@ def test_a_client_without_a_key_leaves_out_few_lines_of_others(file: Path, clien
 def test_addresses_of_one_network_of_ipv6_are_one_client(file: Path) -> None:
     for number in range(FLOOD):
         audit.refused(Unauthorized("no"), "GET", "/v2", (f"2001:db8:1:2::{number:x}%eth0", 1), None)
-    assert len(lines(file)) == BURST
+    assert len(lines(file)) == AT_ONCE
 
 
 def test_a_line_says_whose_lines_were_left_out_before_it(file: Path) -> None:
@@ -151,4 +151,4 @@ def test_a_line_says_whose_lines_were_left_out_before_it(file: Path) -> None:
     last.caller = "tenant acme, refused"
     assert limit.filter(last)
     shown = json.loads(logs.JsonFormatter().format(last))
-    assert (shown["left_out"], shown["left_out_of"]) == (FLOOD - BURST, "tenant acme, refused")
+    assert (shown["left_out"], shown["left_out_of"]) == (FLOOD - AT_ONCE, "tenant acme, refused")

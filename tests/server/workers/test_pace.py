@@ -18,7 +18,7 @@ from server.link import activity
 from server.link.activity import ENDED, OPEN, Activity, ActivityPage
 from server.link.messages import Failure, Ticket
 from server.workers.narrow import NarrowPlacement, NarrowStatistics
-from server.workers.pace import BURST, LOOK, PIECE, Pace
+from server.workers.pace import CATCH_UP, LOOK, PIECE, Pace
 from server.workers.stretching import SETTLED
 from tests.contract import in_a_thread
 from tests.fakes import FakeExecutor
@@ -73,7 +73,7 @@ def test_in_any_time_the_works_that_begin_move_the_rate_and_the_burst_and_one_wo
         for first in range(len(starts)):
             for last in range(first, len(starts)):
                 moved = [each[way] for each in starts[first : last + 1]]
-                spent = starts[last][0] - starts[first][0] + BURST
+                spent = starts[last][0] - starts[first][0] + CATCH_UP
                 assert sum(moved[:-1]) * SECOND <= rate * spent
 
 
@@ -101,7 +101,7 @@ def test_over_a_second_the_rate_is_kept_and_used_within_two_percent(nbytes: int,
     starts = run(Pace([page()], rate), [(0, nbytes // 7, nbytes)] * min(count, 50_000), late)
     took = starts[-1][0] - starts[0][0]
     moved = sum(each[2] for each in starts[:-1])
-    assert moved == pytest.approx(rate * took / SECOND, rel=0.02, abs=rate * BURST / SECOND)
+    assert moved == pytest.approx(rate * took / SECOND, rel=0.02, abs=rate * CATCH_UP / SECOND)
 
 
 @given(WORKS, RATES)
@@ -144,15 +144,15 @@ def test_each_direction_has_a_budget_of_its_own() -> None:
     pace = Pace([page()], GB)
     pace.charge_in(4_000_000, SECOND)
     pace.charge_out(1_000_000, SECOND)
-    assert pace.wait(SECOND) == 4_000_000 - BURST
-    assert pace.wait(SECOND + 4_000_000 - BURST) == 0
+    assert pace.wait(SECOND) == 4_000_000 - CATCH_UP
+    assert pace.wait(SECOND + 4_000_000 - CATCH_UP) == 0
 
 
 def test_a_rate_may_change_at_any_time_and_a_pace_shows_what_it_is() -> None:
     pace = Pace([page()], GB)
     pace.rate = 2 * GB
     pace.charge_in(8_000_000, SECOND)
-    assert pace.wait(SECOND) == 4_000_000 - BURST
+    assert pace.wait(SECOND) == 4_000_000 - CATCH_UP
     assert pace.applies()
 
 
@@ -191,7 +191,7 @@ def test_a_load_takes_as_long_as_the_tenant_s_share_gives_it(rate: int) -> None:
 def test_works_and_a_load_share_what_there_is_and_none_waits_for_long(work: int) -> None:
     loading = Loading(GB, work)
     took = loading.pay(GB)
-    assert loading.moved + GB <= GB * took + GB * (BURST + PIECE) / SECOND + work
+    assert loading.moved + GB <= GB * took + GB * (CATCH_UP + PIECE) / SECOND + work
     assert 1.9 <= took <= 2.1
     assert loading.waited <= 2 * (work + GB * PIECE // SECOND) + PIECE
 
@@ -387,7 +387,7 @@ def test_inputs_and_outputs_count(bench: Paced) -> None:
     bench.put(bench.ticket(0, 1.5))
     bench.next()
     for free_at in (bench.pace.shared.free_in, bench.pace.shared.free_out):
-        assert before < free_at + BURST - 4_000_000 < time.monotonic_ns()
+        assert before < free_at + CATCH_UP - 4_000_000 < time.monotonic_ns()
 
 
 @needs_a_compiler
