@@ -45,7 +45,6 @@ from .host.leaving import end_now
 from .host.malloc import keep_large_blocks
 from .host.signals import Terminal
 from .host.watchdog import Watchdog
-from .http import asgi
 from .http.connection import forget_heads
 from .http.disconnects import Receive
 from .http.infer import Infer, Send
@@ -132,7 +131,7 @@ class Application:
         self._opened: tuple[Service, Controller, Observers] | None = None
         self._reloader: Reloader | None = None
         self.infer = Infer(self.service)
-        self._with_cors: asgi.Application = self._answer
+        self._shared = browsers.Shared(self._answer)
         self._web = framework.build(
             (*ROUTERS, *ADMIN_ROUTERS),
             self.lifespan,
@@ -147,7 +146,7 @@ class Application:
         self._audited = audited(self._web)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        await self._with_cors(scope, receive, send)
+        await self._shared(scope, receive, send)
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_infer(scope["path"]):
@@ -180,7 +179,7 @@ class Application:
         service.reconfigure(config)
         for tenant in service.tenants.values():
             limit(tenant, config.tenants[tenant.name], config.server.max_body)
-        self._with_cors = browsers.allow(self._answer, config.server.cors_origins)
+        self._shared.set(config.server.cors_origins)
         forget_heads(self.infer.connections)
 
     def _require_open(self) -> tuple[Service, Controller, Observers]:
@@ -210,7 +209,7 @@ class Application:
                 self._opened = service, controller, Observers(controller)
                 use = partial(reconfigure, controller, everywhere=self._reconfigure)
                 self._reloader = Reloader(controller, self._read, use)
-                self._with_cors = browsers.allow(self._answer, config.server.cors_origins)
+                self._shared.set(config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()
                 async with Watcher(controller):

@@ -231,9 +231,7 @@ def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> 
 
 
 def _value(model: bytes, folder: Path) -> "np.ndarray[Any, np.dtype[Any]]":
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
+    options = _options()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     (value,) = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, {})
     return np.asarray(value)

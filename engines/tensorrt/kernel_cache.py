@@ -34,6 +34,8 @@ from ..settings import RuntimeSettings
 log = logging.getLogger("greenlane.engines")
 
 _FILE = Frame(b"\x89GLKRNL\n", 1)
+MOST = 1 << 30
+"""Bytes of all kernels of a file."""
 
 Combine = Callable[[bytes, bytes], bytes]
 """Merges the stored blob and ours into one."""
@@ -198,17 +200,14 @@ def cached_kernel_bytes(path: Path, key: CacheKey) -> int:
 
 
 class FileStore:
-    """The blob of one key of a file. `limit` is the maximum size of all blobs in bytes; the one saved longest ago is dropped
-    first. Both methods block.
+    """The blob of one key of a file. All its blobs have MOST bytes at most: those saved longest ago are dropped. Both methods
+    block.
     """
 
-    def __init__(
-        self, path: Path, key: CacheKey, timeout: float = 10.0, limit: int = 1 << 30, warn: Warn = log.warning
-    ) -> None:
+    def __init__(self, path: Path, key: CacheKey, timeout: float = 10.0, warn: Warn = log.warning) -> None:
         self._path = path
         self._key = json.dumps(key)
         self._timeout = timeout
-        self._limit = limit
         self._warn = warn
 
     def __repr__(self) -> str:
@@ -227,7 +226,7 @@ class FileStore:
             entries = self._entries()
             theirs = entries.pop(self._key, b"")
             entries[self._key] = blob if theirs in (b"", known) else combine(theirs, blob)
-            fields = [part for key, kept in within(entries, self._limit).items() for part in (key.encode(), kept)]
+            fields = [part for key, kept in within(entries, MOST).items() for part in (key.encode(), kept)]
             replace_file(self._path, _FILE.pack(fields))
 
     def _entries(self) -> dict[str, bytes]:

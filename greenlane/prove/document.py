@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from greenlane.load.figures import Figures, figures, merged
+from greenlane.load.figures import figures, merged
 from greenlane.load.intervals import Interval
 from greenlane.load.rules import BOUND, Growth
 
@@ -96,7 +96,7 @@ def _level(level: Level) -> dict[str, Any]:
         "why": level.ruling.why,
         "growth": _growth(level.growth),
         "borrower_answers_a_second": dict(level.borrower),
-        "microseconds": {state: _figures(figures(merged(level.rounds[state]))) for state in STATES},
+        "microseconds": {state: asdict(figures(merged(level.rounds[state]))) for state in STATES},
     }
 
 
@@ -114,7 +114,7 @@ def _result(result: Result) -> dict[str, Any]:
         "aggressor_answers_a_second": dict(result.rates),
         "aggressor_statuses": dict(result.statuses),
         **({"gigabytes_per_second": {"alone": result.attack.other.rate, **result.moved}} if result.moved else {}),
-        "microseconds": {which: _figures(result.figures(which)) for which in PHASES},
+        "microseconds": {which: asdict(result.figures(which)) for which in PHASES},
         "rounds": {which: [_rounded(samples.latency) for samples in result.rounds[which]] for which in PHASES},
     }
 
@@ -125,10 +125,6 @@ def _growth(growth: Growth) -> dict[str, Any]:
 
 def _interval(interval: Interval) -> dict[str, float]:
     return {name: round(value, 3) for name, value in asdict(interval).items()}
-
-
-def _figures(figures: Figures) -> dict[str, Any]:
-    return asdict(figures)
 
 
 def _rounded(latencies: list[float]) -> dict[str, Any]:

@@ -70,37 +70,29 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def allow(application: Application, origins: Sequence[str]) -> Application:
-    """The application with CORS for these origins, except for administration, metrics, and loading and unloading of models."""
-    if not origins:
-        return application
-    shared = CORSMiddleware(application, origins, "*", "*", expose_headers=_EXPOSED_HEADERS, max_age=_MAX_AGE)
-
-    async def answer(
-        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
-        origin = next((value for name, value in scope.get("headers", ()) if name == b"origin"), None)
-        is_allowed = origin is not None and _is_shared(scope["path"]) and shared.is_allowed_origin(origin.decode("latin-1"))
-        await (shared if is_allowed else application)(scope, receive, send)
-
-    return answer
-
-
 class Shared:
-    """An application with CORS for the origins that `set` was called with last."""
+    """An application with CORS for the origins that `set` was called with last, except for administration, metrics, and loading
+    and unloading of models.
+    """
 
-    def __init__(self, application: Application, origins: Sequence[str]) -> None:
+    def __init__(self, application: Application, origins: Sequence[str] = ()) -> None:
         self._application = application
-        self._answer = allow(application, origins)
+        self.set(origins)
 
     def set(self, origins: Sequence[str]) -> None:
         """Allow these origins from now on."""
-        self._answer = allow(self._application, origins)
+        cors = CORSMiddleware(self._application, origins, "*", "*", expose_headers=_EXPOSED_HEADERS, max_age=_MAX_AGE)
+        self._cors = cors if origins else None
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        await self._answer(scope, receive, send)
+        answer: Application = self._application
+        if cors := self._cors:
+            origin = next((value for name, value in scope.get("headers", ()) if name == b"origin"), None)
+            if origin is not None and _is_shared(scope["path"]) and cors.is_allowed_origin(origin.decode("latin-1")):
+                answer = cors
+        await answer(scope, receive, send)
 
 
 def _is_shared(path: str) -> bool:

@@ -17,8 +17,7 @@ if it is refused there; so a tenant that sends them in a loop leaves most of it 
 class ModelChanges:
     """Belongs to the event loop of the tenant's HTTP process."""
 
-    def __init__(self, pause: float = PAUSE) -> None:
-        self._pause = pause
+    def __init__(self) -> None:
         self.asked = 0
         """Loads and unloads that wait, and the current one."""
         self._lock = asyncio.Lock()
@@ -39,12 +38,12 @@ class ModelChanges:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Wait for earlier changes. No other begins within the block, nor for a pause of `pause` seconds after it."""
+        """Wait for earlier changes. No other begins within the block, nor for PAUSE after it."""
         await self._lock.acquire()
         try:
             yield
         finally:
-            asyncio.get_running_loop().call_later(self._pause, self._lock.release)
+            asyncio.get_running_loop().call_later(PAUSE, self._lock.release)
 
 
 def is_change(path: str) -> bool:
