@@ -96,12 +96,15 @@ def of_request_line(line: bytes) -> bytes:
 
 
 def split_target(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target, which proxies may write as an absolute URI; no path if it is malformed."""
+    """Path and query of a request target, which proxies may write as an absolute URI; no path if it is malformed.
+
+    An absolute URI without a path has the path `/` (RFC 9112, 3.2.1).
+    """
     if not target.startswith(b"/"):
         try:
             url: Any = httptools.parse_url(target)  # Which says that its parts are never None.
         except httptools.HttpParserInvalidURLError:
             return b"", b""
-        return url.path or b"", url.query or b""
+        return url.path or b"/", url.query or b""
     path, _, query = target.partition(b"?")
     return path, query

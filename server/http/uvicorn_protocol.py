@@ -20,7 +20,7 @@ from ..tenants.unread import UnreadAnswers
 from .body import Linger, close_when_sent, may_be_much
 from .connection_limits import Activity, connections
 from .inference import CLOSE
-from .paths import is_infer
+from .paths import is_infer, split_target
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, LONG_HEADERS, MAX_HEADER_BYTES, Violation, find_violation
 
 UNREAD = "greenlane.unread"
@@ -83,6 +83,9 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
             self._violation = found
             raise ValueError(found.text)  # Stops the parser, and makes uvicorn call `send_400_response`.
         self.expect_100_continue = self.expect_100_continue and self.parser.get_http_version() != "1.0"
+        if not self.url.startswith(b"/"):  # uvicorn knows no absolute URI without a path.
+            path, query = split_target(self.url)
+            self.url = b"%b?%b" % (path, query) if path else self.url
         super().on_headers_complete()
         self.cycle.transport = closing = _Closing(self, self.cycle)  # type: ignore[assignment]
         if may_be_much(dict(self.headers)):

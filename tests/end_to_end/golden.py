@@ -218,6 +218,9 @@ STRICT = {
     "a fragment": Row((get("/v2/models/identity#frag"),), (Answer(400, FRAGMENT),), ends=True),
     "a fragment of an inference": Row((line("1.1", "Host: a", target=f"{PATH}#frag"),), (Answer(400, FRAGMENT),), ends=True),
     "a whole address": Row((get("http://test/v2/models/identity/ready"),), (Answer(200, "identity"),)),
+    "a whole address without a path": Row(
+        (get("http://test") + get("http://test?a=b"),), (Answer(200, "<title>Greenlane</title>"),) * 2
+    ),
     "too many headers": Row(
         (b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ", *[b"a" * 8192] * 9),
         (Answer(431, "more than 65536 bytes of headers, which is the limit", "connection: close"),),

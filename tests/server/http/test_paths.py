@@ -76,7 +76,15 @@ def test_paths_of_the_shared_process(path: bytes, shared: bool, tenantless: bool
 
 @pytest.mark.parametrize(
     ("line", "path"),
-    [(b"GET /v2?a=b HTTP/1.1", b"/v2"), (b"GET /v2 HTTP/1.1", b"/v2"), (b"GET /v2", b""), (b"", b"")],
+    [
+        (b"GET /v2?a=b HTTP/1.1", b"/v2"),
+        (b"GET /v2 HTTP/1.1", b"/v2"),
+        (b"GET http://a HTTP/1.1", b"/"),
+        (b"GET http://a?b HTTP/1.1", b"/"),
+        (b"GET a:b HTTP/1.1", b""),
+        (b"GET /v2", b""),
+        (b"", b""),
+    ],
 )
 def test_path_of_a_request_line(line: bytes, path: bytes) -> None:
     assert of_request_line(line) == path
