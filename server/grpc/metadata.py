@@ -148,6 +148,8 @@ class Administration:
         request = await self._tenant_port.request(context, f"RepositoryModel{what}Request")
         path = f"/v2/repository/models/{_quoted(request.model_name)}/{what.lower()}"
         values = {name: _chosen(value) for name, value in request.parameters.items()}
+        if "config" in values and request.parameters["config"].WhichOneof("choice") == "bytes_param":
+            raise BadRequest("parameters.config: bytes_param; expected string_param, as it is a text")
         await self._answer(context, "POST", path, {"parameters": values})
         return b""
 

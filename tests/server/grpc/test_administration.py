@@ -61,6 +61,24 @@ async def test_a_field_that_would_mean_nothing_is_refused(bench: Bench, method: 
     assert bench.control.asked == []
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"bytes_param": b"{}"}, "parameters.config: bytes_param; expected string_param, as it is a text"),
+        ({"int64_param": 7}, "parameters.config: 7 is an integer; expected a string"),
+        ({}, "parameters.config: null; expected a string, a number or true or false"),
+    ],
+)
+async def test_a_configuration_that_is_no_text_is_refused_as_such(bench: Bench, value: dict[str, Any], text: str) -> None:
+    asked = MESSAGES["RepositoryModelLoadRequest"](model_name="m")
+    asked.parameters["config"].CopyFrom(MESSAGES["ModelRepositoryParameter"](**value))
+    async with grpc.aio.insecure_channel(bench.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")(asked.SerializeToString())
+    assert (refusal.value.code(), refusal.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
+    assert bench.control.asked == []
+
+
 async def test_a_message_of_many_fields_is_refused_before_it_is_parsed(bench: Bench) -> None:
     """Settings are asked for without a key, too."""
     settings = {f"log_setting_{number}": 1 for number in range(MAX_MESSAGE // 16)}
