@@ -6,6 +6,7 @@ may have a megabyte, is not parsed a second time.
 
 import json
 import re
+from decimal import Decimal
 from typing import Any, NoReturn
 
 import orjson
@@ -94,8 +95,18 @@ def flag(values: Object, key: str, where: str = "parameters.") -> bool | None:
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
     """Raise BadRequest for the value of a field, with its type unless that is obvious or was expected."""
-    what = "" if value is None or expected.startswith(kind_of(value)) else f" is {kind_of(value)}"
+    whole = as_integer(value)
+    if type(whole) is not type(value) and expected.startswith("an integer"):
+        value, what = whole, " has more than 64 bits"
+    else:
+        what = "" if value is None or expected.startswith(kind_of(value)) else f" is {kind_of(value)}"
     raise BadRequest(f"{where}: {show(value)}{what}; expected {expected}")
+
+
+def as_integer(value: object) -> object:
+    """An integer beyond 64 bits, which the parser has made a float, with its first 17 digits; any other value as it is."""
+    beyond = type(value) is float and abs(value) >= 2**63 and value.is_integer()
+    return int(Decimal(repr(value))) if beyond else value
 
 
 def show(value: object) -> str:

@@ -245,7 +245,7 @@ def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
         raise BadRequest(f"{where}: {len(values)} dimensions; a tensor has at most {_MAX_DIMENSIONS}")
     for axis, value in enumerate(values):
         if type(value) is not int or value < 0:
-            raise BadRequest(f"{where}[{axis}]: {show(value)}; expected an integer of at least 0")
+            refuse(f"{where}[{axis}]", value, "an integer of at least 0")
     # A zero counts as one: otherwise an empty tensor could pass with a huge dimension, which an output may then have.
     if math.prod(value or 1 for value in values) > limits.elements:
         raise BadRequest(f"{where}: {show(values)} is more than the {limits.elements} elements that a body could carry")
