@@ -3,9 +3,11 @@
 import http.client
 import json
 import math
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,9 @@ from greenlane.load.wire import bearer
 KEY = "GREENLANE_ADMIN_KEY"
 """The variable with the administrators' key."""
 _TIMEOUT = 10.0
+"""Seconds without a byte after which a server is given up."""
+PATIENCE = 30.0
+"""Seconds after which it is, however many bytes come."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -56,9 +61,14 @@ class Look:
     ready: bool
 
 
-def look(url: str, key: str | None) -> Look:
-    """Ask a server. Blocks. Raises Unreachable."""
-    usage, metrics = _get(url, "/admin/usage", key), _get(url, "/metrics", key)
+def look(url: str, key: str | None, patience: float = PATIENCE) -> Look:
+    """Ask a server. Blocks for `patience` at most. Raises Unreachable."""
+    answers: Future[tuple[bytes, bytes]] = Future()
+    threading.Thread(target=_ask, args=(url, key, answers), daemon=True).start()  # It may read for ever.
+    try:
+        usage, metrics = answers.result(patience)
+    except TimeoutError:
+        raise Unreachable(f"{url} has not answered within {patience:g} s, though something came of its answer") from None
     asked = "/admin/usage"
     try:
         found = json.loads(usage)
@@ -91,6 +101,13 @@ def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:
             elif name == "greenlane_waiting_requests":
                 of.waiting += value
     return found, ready
+
+
+def _ask(url: str, key: str | None, answers: "Future[tuple[bytes, bytes]]") -> None:
+    try:
+        answers.set_result((_get(url, "/admin/usage", key), _get(url, "/metrics", key)))
+    except BaseException as error:
+        answers.set_exception(error)
 
 
 def _get(url: str, path: str, key: str | None) -> bytes:

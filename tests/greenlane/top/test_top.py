@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -235,6 +236,27 @@ def test_an_answer_that_breaks_off_is_said(server: Answering, status: int) -> No
     server.status, server.unsent = status, 1
     with pytest.raises(Unreachable, match=url(server)):
         look(url(server), None)
+
+
+def test_a_server_that_goes_on_answering_for_ever_is_given_up() -> None:
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not ended.wait(0.01):
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dripping = threading.Thread(target=drip, args=(listener,))
+        dripping.start()
+        try:
+            with pytest.raises(Unreachable, match=r"has not answered within 0\.5 s"):
+                look(f"http://127.0.0.1:{listener.getsockname()[1]}", None, 0.5)
+        finally:
+            ended.set()
+            dripping.join()
 
 
 def test_a_name_that_no_host_has_is_said() -> None:
