@@ -316,6 +316,9 @@ class _Check:
             try:
                 if path is not None and path.name != "-":
                     check_writable(path)
+            except PermissionError as error:
+                who = f"user {os.geteuid()}: {error.strerror}; check it as the user that the server runs as"
+                self._unserved(("server", key), f"{error.filename} cannot be written by {who}")
             except OSError as error:
                 self._unserved(("server", key), f"{error.filename} cannot be written: {error.strerror}")
 

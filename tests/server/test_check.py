@@ -511,6 +511,15 @@ def test_what_could_not_be_written_is_said(checked: Checked, key: str, path: str
     assert f"greenlane.toml: server.{key}: /proc cannot be written: No such file or directory" in checked.err
 
 
+@pytest.mark.parametrize(("key", "path"), [("usage_dir", "/sys/a/b"), ("audit", "/sys/a")])
+def test_who_could_not_write_is_said(checked: Checked, key: str, path: str) -> None:
+    """The server may run as another user."""
+    assert checked.check(("[server]", f"[server]\n{key} = '{path}'")) == 1
+    who = f"by user {os.geteuid()}: Permission denied; check it as the user that the server runs as"
+    beginning = f"greenlane.toml: server.{key}: /sys cannot be written"
+    assert f"{beginning} {who}" in checked.err or f"{beginning}: Read-only file system" in checked.err
+
+
 def test_the_check_of_what_could_be_written_leaves_nothing(checked: Checked) -> None:
     (checked.folder / "log").write_text("kept")
     before = sorted(checked.folder.rglob("*"))
