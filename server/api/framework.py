@@ -119,7 +119,7 @@ async def ask(
 ) -> tuple[int, bytes]:
     """The status and body of the answer. `path` is percent-encoded, names of headers are in lower case."""
 
-    async def read(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
+    async def read(limit: int, grow: Callable[[int], None] | None = None, where: str = "") -> bytes:
         return body
 
     fields = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}

@@ -19,6 +19,7 @@ import httptools
 from ..errors import ClientGone, TooLarge
 from .connection_limits import Activity, Connections
 from .disconnects import Receive
+from .exchange import MAX_BODY
 from .strict import MAX_HEADER_BYTES
 
 MAX_DISCARDED = 1 << 20
@@ -44,10 +45,10 @@ class Body:
         self._receive = receive
         self._complete = False
 
-    async def read(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
+    async def read(self, limit: int, grow: Callable[[int], None] | None = None, where: str = MAX_BODY) -> bytes:
         """The whole body. `grow` is called with the size of each chunk before it is kept, and may raise.
 
-        Raises what `grow` raises, TooLarge beyond `limit` bytes, and ClientGone.
+        `where` ends the text on the limit. Raises what `grow` raises, TooLarge beyond `limit` bytes, and ClientGone.
         """
         grow = grow or _ignore
         first = await self._next()
@@ -60,7 +61,7 @@ class Body:
             grow(len(chunk))
             body += chunk
         if len(body) > limit:
-            raise TooLarge(f"a body of more than {limit} bytes, which is the limit (server.max_body)")
+            raise TooLarge(f"a body of more than {limit} bytes, which is the limit {where}")
         return bytes(body)
 
     @property

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable
 
 from ..errors import BadRequest, TooLarge, UnsupportedEncoding
+from .exchange import MAX_BODY
 
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 MIN_COMPRESSED_BYTES = 1024
@@ -25,9 +26,7 @@ def encoding_of(value: str | bytes | None) -> str:
     return encoding
 
 
-async def decompress(
-    body: bytes, encoding: str, limit: int, grow: Callable[[int], None], where: str = "(server.max_body)"
-) -> bytes:
+async def decompress(body: bytes, encoding: str, limit: int, grow: Callable[[int], None], where: str = MAX_BODY) -> bytes:
     """Undo a Content-Encoding, as `encoding_of` returns it. `grow` is called with the size of each decompressed chunk, and may
     raise. `where` ends the text on the limit.
 

@@ -13,11 +13,15 @@ STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".enc
 """The status line by status code, with its line end."""
 
 
+MAX_BODY = "(server.max_body)"
+
+
 class ReadBody(Protocol):
     """Reads a request body, which may still be arriving."""
 
-    def __call__(self, limit: int, grow: Callable[[int], None] | None = None) -> Awaitable[bytes]:
+    def __call__(self, limit: int, grow: Callable[[int], None] | None = None, where: str = MAX_BODY) -> Awaitable[bytes]:
         """The whole body. `grow` is called with the size of each chunk, if the body is not already counted; it may raise.
+        `where` ends the text on the limit.
 
         Raises ClientGone if the body never completes, TooLarge if it exceeds `limit` bytes.
         """

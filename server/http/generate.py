@@ -9,10 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from ..errors import BadRequest, ClientGone, TooLarge
+from ..errors import BadRequest, ClientGone
 from ..inference.in_parts import InferenceInParts
 from ..link.messages import Done
-from ..protocol.generate import MAX_BYTES, decode, encode, event
+from ..protocol.generate import check, decode, encode, event, most
 from ..protocol.request import InferRequest
 from ..tenants import audit
 from .body import content_length
@@ -51,8 +51,7 @@ class Generation:
     def expect(self, length: int, headers: Headers) -> None:
         """Check what the headers say of the body. Raises TooLarge, UnsupportedEncoding."""
         encoding_of(headers.get(b"content-encoding"))
-        if length > MAX_BYTES:
-            raise TooLarge(f"a body of {length} bytes; the limit for generate is {MAX_BYTES}")
+        check(length, self._target.limits)
 
     def begin(self, body: bytes, traceparent: bytes | None = None) -> None:
         """Decode the complete body and submit the request. Raises what it is refused with."""
@@ -141,7 +140,7 @@ class Generation:
 async def respond(
     call: Call,
     resolve: Callable[[], Target],
-    read_body: Callable[[Call, Target], Awaitable[bytes]],
+    read_body: Callable[[Call, Target, tuple[int, str]], Awaitable[bytes]],
     receive: Receive,
     send: Send,
     http_version: str = "1.1",
@@ -158,7 +157,9 @@ async def respond(
         length = content_length(call.headers.get(b"content-length"))
         generation = Generation(target, receive, length)
         generation.expect(length, call.headers)
-        generation.begin(await read_body(call, target), call.headers.get(b"traceparent"))
+        limit, key = most(target.limits)
+        body = await read_body(call, target, (limit, f"for generate{key}"))
+        generation.begin(body, call.headers.get(b"traceparent"))
         if not streams:
             return Reply(200, [(b"content-type", b"application/json")], await generation.only_part())
         first = await generation.next_part()

@@ -18,7 +18,7 @@ from . import asgi, compression, generate, strict
 from .body import Body, content_length
 from .connection_limits import Connections, Refusals
 from .disconnects import DisconnectWatcher, Receive
-from .exchange import Call, Headers, Reply
+from .exchange import MAX_BODY, Call, Headers, Reply
 from .head import Head
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import is_generate, parse_infer
@@ -138,16 +138,20 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
         future.set_result((response.copied(), timing))  # The slot is released now, before the future's owner goes on.
 
 
-async def _read_body(call: Call, target: Target) -> bytes:
-    """The whole body, decompressed. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
+async def _read_body(call: Call, target: Target, most: tuple[int, str] | None = None) -> bytes:
+    """The whole body, decompressed. `most` is how many bytes it may have, if fewer, and what ends the text on that limit.
+
+    Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone.
+    """
     announced = content_length(call.headers.get(b"content-length"))
+    limit, where = min((target.max_body, MAX_BODY), most or (target.max_body, MAX_BODY))
     with target.tenant.uploads.expect(announced) as upload:
-        body = await call.body(target.max_body, upload.add_received)
+        body = await call.body(limit, upload.add_received, where)
         upload.complete()
         if len(body) > announced:  # It came in chunks.
             target.tenant.lane.admission.charge(0, len(body))
         encoding = compression.encoding_of(call.headers.get(b"content-encoding"))
-        return await compression.decompress(body, encoding, target.max_body, upload.reserve_more)
+        return await compression.decompress(body, encoding, limit, upload.reserve_more, where)
 
 
 async def _compressed(outcome: Success, headers: Headers) -> Reply:

@@ -35,9 +35,7 @@ def decode(body: bytes, signature: Signature, slot: Slot, limits: Limits, output
     Every other one is a parameter, and so is what is in `parameters` and is not named like an input. All outputs are answered.
     Raises BadRequest, TooLarge, MemoryFull or TensorMismatch; the slot then stays with its owner.
     """
-    if len(body) > min(MAX_BYTES, limits.json):
-        most, key = min((MAX_BYTES, ""), (limits.json, " (server.max_json_tensor)"))
-        raise TooLarge(f"{len(body)} bytes of JSON; the limit for generate is {most}{key}. Use infer for large tensors")
+    check(len(body), limits)
     document = parse(body, tensors=False)
     specs = {spec.name: spec for spec in signature.inputs}
     found: dict[str, Input] = {}
@@ -63,6 +61,18 @@ def decode(body: bytes, signature: Signature, slot: Slot, limits: Limits, output
     )
     write_inputs(inputs, signature, slot, output_reserve)
     return request
+
+
+def most(limits: Limits) -> tuple[int, str]:
+    """The bytes that a request may have, and the key that says so; "" for `MAX_BYTES`."""
+    return min((MAX_BYTES, ""), (limits.json, " (server.max_json_tensor)"))
+
+
+def check(length: int, limits: Limits) -> None:
+    """Raise TooLarge for a request of more bytes than it may have."""
+    limit, key = most(limits)
+    if length > limit:
+        raise TooLarge(f"{length} bytes of JSON; the limit for generate is {limit}{key}. Use infer for large tensors")
 
 
 def encode(

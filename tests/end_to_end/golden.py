@@ -3,6 +3,7 @@
 A row is a name, the bytes that a client sends, and the answers, in their order.
 """
 
+import gzip
 from typing import NamedTuple
 
 from .wire import BODY, PATH, chunked, get, post
@@ -229,7 +230,7 @@ STRICT = {
 }
 """Requests that two HTTP readers could read differently, refused with the same text by both forms."""
 
-MANY = 2 << 20
+MANY, GENERATE = 2 << 20, 1 << 20
 INDEX = "/v2/repository/index"
 TOO_MUCH = Answer(413, "a body of more than 1048576 bytes, which is the limit here", "connection: close")
 NO_POST = Answer(405, "POST is not possible here; use GET, HEAD", "connection: close")
@@ -246,6 +247,15 @@ EARLY = {
     "a wrong method and chunks": Row((chunked(b"{}", path="/v2", end=b""), b"0\r\n"), (NO_POST,), ends=True),
     "a wrong method and much, of HTTP/1.0 that keeps": Row(
         (post("/v2", b"", "Connection: keep-alive", length=MANY).replace(b"HTTP/1.1", b"HTTP/1.0"),), (NO_POST,), ends=True
+    ),
+    "too much for generate, in chunks": Row(
+        (chunked(b" " * (GENERATE + 1), path=f"{PATH[:-6]}/generate", end=b""),),
+        (Answer(413, "a body of more than 1048576 bytes, which is the limit for generate", "connection: close"),),
+        ends=True,
+    ),
+    "too much for generate, packed": Row(
+        (post(f"{PATH[:-6]}/generate", gzip.compress(b" " * MANY), "Content-Encoding: gzip"),),
+        (Answer(413, "the body unpacks to more than 1048576 bytes, which is the limit for generate"),),
     ),
     "a wrong method and a body that is late": Row(
         (post("/v2", b"", length=5), b"ab", b"cde"), (NO_POST._replace(field="allow: get, head"),)

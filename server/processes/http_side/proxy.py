@@ -89,7 +89,7 @@ async def _forwarded(forward: Forward, request: Request, body: bytes) -> Respons
 async def answer(application: asgi.Application, request: ForwardedRequest) -> ForwardedAnswer:
     """The answer of the supervisor's application to a forwarded request."""
 
-    async def body(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
+    async def body(limit: int, grow: Callable[[int], None] | None = None, where: str = "") -> bytes:
         return request.body
 
     call = Call(request.method, request.raw_path, request.query, request.headers, body, None, request.client)

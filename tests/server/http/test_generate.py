@@ -56,7 +56,7 @@ class Bench(PlayedTenant):
         await settle()
 
     async def respond(self, path: bytes = b"/v2/models/m/generate_stream", body: bytes = BODY) -> Any:
-        async def read(call: Call, target: Target) -> bytes:
+        async def read(call: Call, target: Target, most: tuple[int, str]) -> bytes:
             return body
 
         call = Call("POST", path, b"", {}, read, self.receive, None)  # type: ignore[arg-type]
