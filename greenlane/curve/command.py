@@ -91,12 +91,14 @@ def _measure(options: Options, command: str, effort: Effort) -> Curve:
     target = Target(options.rate, options.p99) if options.rate else None
     if target:
         check_seconds(target, options.seconds)
-    with subject.opened(options) as (_, device, found):
+    with subject.opened(options) as (device, counters, found):
+        effort = replace(effort, counters=counters)
         granules, notes = shares(options.shares, device)
         name = name_of_file(Path(str(options.model))) if isinstance(found, subject.FileSubject) else str(options.model)
         print(f"{name}, batch {options.batch}, on {device.describe()}", flush=True)
         others = Others(sorted(os.sched_getaffinity(0)), True)
-        measured = tuple(points(device, granules, found.bind, target, effort, _printer(text.heading(target, device.unit))))
+        heading = text.heading(target, device.unit, options.bandwidth)
+        measured = tuple(points(device, granules, found.bind, target, effort, _printer(heading)))
         return Curve(
             name,
             options.batch,

@@ -17,10 +17,12 @@ from typing import Literal
 
 from engines import Work
 from greenlane.load.figures import percentile
-from partitions import Device, Partition
+from partitions import Device, Partition, PartitionError
+from partitions.cuda.nvml import Nvml
+from server.accounts.usage import Moved
 
 from .options import Target
-from .points import ROUND, AtRate, Point, Word, judge, p99, tolerated
+from .points import ROUND, AtRate, Drawn, Point, Word, judge, p99, tolerated
 from .subject import Source
 
 Enqueue = Callable[[], Work]
@@ -113,6 +115,11 @@ _PART = 0.1
 _LEAST = 20
 """Requests of each of these at least."""
 
+_WARM, _COUNTED = 0.3, 0.5
+"""Seconds of requests back to back before they are counted, as NVML's values are up to 0.1 s old, and at least while they are:
+over 0.25 s the values are right within 2 % (H100).
+"""
+
 _PATIENCE = 20.0
 """A request that takes this many times the target, and at least _LONG seconds, shows that a share is overloaded."""
 
@@ -127,7 +134,8 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure each share, in seconds, and the seed of arrivals and of the choice among models.
+    """How long to measure each share, in seconds, and the seed of arrivals and of the choice among models; and what counts the
+    bytes that are moved, None to leave that out.
 
     Once `interrupted` is set no more requests are sent, and Interrupted is raised.
     """
@@ -135,6 +143,7 @@ class Effort:
     seconds: float = 10.0
     seed: int = 0
     interrupted: Event = field(default_factory=Event)
+    counters: Nvml | None = None
 
 
 def measure(
@@ -169,11 +178,31 @@ def _measure(
         return choose()
 
     part = _PART * effort.seconds
-    throughput = back_to_back(enqueue, depth, part, _LEAST)
+    throughput, drawn = counted(enqueue, depth, part, effort.counters)
     single = sorted(alone(enqueue, part, _LEAST))
     found = measure_at(enqueue, depth, throughput, target, effort) if target else None
     granules = len(partition.granules)
-    return Point(granules, partition.size, throughput, percentile(single, 0.5), percentile(single, 0.99), found)
+    return Point(granules, partition.size, throughput, percentile(single, 0.5), percentile(single, 0.99), found, drawn)
+
+
+def counted(enqueue: Enqueue, depth: int, seconds: float, counters: Nvml | None) -> tuple[float, Drawn | None]:
+    """Requests a second back to back, and what they drew if there are counters, which takes longer. Blocks.
+
+    Raises PartitionError if the counters cannot be read.
+    """
+    if counters is None:
+        return back_to_back(enqueue, depth, seconds, _LEAST), None
+    back_to_back(enqueue, depth, _WARM, 1)
+    traffic, began = counters.traffic(time.perf_counter), time.perf_counter()
+    throughput = back_to_back(enqueue, depth, max(seconds, _COUNTED), _LEAST)
+    found = traffic.read() if traffic else {}
+    if not (traffic and found):
+        raise PartitionError("--bandwidth: the GPU's counters of what it moves cannot be read any more")
+    took, link = time.perf_counter() - began, counters.link()
+    rates = Moved(**{path: round(moved / took) for path, moved in found.items()})
+    each = Moved(*(round(rate / throughput) for rate in rates))
+    pcie = max(rates.pcie_in, rates.pcie_out) / link if link else 0.0
+    return throughput, Drawn(each, rates, rates.memory / traffic.bandwidth, pcie)
 
 
 def measure_at(enqueue: Callable[[], Work], depth: int, throughput: float, target: Target, effort: Effort) -> AtRate:

@@ -60,6 +60,7 @@ class Options:
     mix: dict[str, float]
     seconds: float
     seed: int
+    bandwidth: bool
     plot: Path | None
     html: Path | None
     json: str | None
@@ -74,7 +75,7 @@ def parse(arguments: Sequence[str], program: str = "greenlane curve") -> Options
     if words.p99 is not None and words.rate is None:
         parser.error("--p99 needs a --rate: the same share keeps a p99 at one rate and misses it at a higher one")
     if words.all:
-        for option in ("shares", "rate", "plot", "html"):
+        for option in ("shares", "rate", "bandwidth", "plot", "html"):
             if getattr(words, option):
                 parser.error(f"--{option} is for one MODEL, not for --all" + (
                     "; give a tenant's with --target NAME=800/5ms" if option == "rate" else ""
@@ -83,7 +84,7 @@ def parse(arguments: Sequence[str], program: str = "greenlane curve") -> Options
         parser.error(f"{'--target' if words.target else '--mix'} is for --all; give a MODEL's with --rate and --p99")
     return Options(
         words.model, words.all, words.config, words.shares or (), words.batch, dict(words.shape), words.rate, words.p99,
-        dict(words.target), dict(words.mix), words.seconds, words.seed, words.plot, words.html, words.json,
+        dict(words.target), dict(words.mix), words.seconds, words.seed, words.bandwidth, words.plot, words.html, words.json,
     )  # fmt: skip
 
 
@@ -108,6 +109,8 @@ def _parser(program: str) -> CommandParser:
     seconds = "longest for each share, a fifth of it without the rate: back to back, and alone; default: 10"
     parser.add_argument("--seconds", type=positive, default=10.0, metavar="S", help=seconds)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of the arrivals; default: 0")
+    moved = "also what a request moves of a GPU's memory and over PCIe: half a second back to back or more, and 0.3 s before"
+    parser.add_argument("--bandwidth", action="store_true", help=moved)
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the curve, which needs no other file")
     json = "write all figures as JSON; - prints them in place of the text"

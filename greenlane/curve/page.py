@@ -11,7 +11,7 @@ from greenlane.report.page import INK, chip, document, each, pairs, picture, pla
 
 from .curve import Curve
 from .points import LESS, Point
-from .text import conclusions, short, toml, units, wanted
+from .text import DRAWN, conclusions, drawn_cells, short, toml, units, wanted
 
 _TONES = {"keeps": "good", "measured": "mute", "too noisy": "mute", "too few": "mute"}
 _HOW = (
@@ -23,20 +23,24 @@ _HOW = (
     "The interval of a p99 has it with 95 %; requests that queue behind each other make it wider. A share keeps the target if "
     "all of the interval does.",
 )
+_COUNTED = (
+    "What requests back to back move of the GPU's memory, read and written, and over PCIe, into the GPU and out of it, is by "
+    "the GPU's own counters, which see all programs.",
+)
 
 
 def render(curve: Curve, drawn: bytes) -> str:
     """The page; `drawn` is the PNG of `draw`."""
     title = f"{curve.model}, batch {curve.batch}: how many {curve.unit}s it needs"
     caption = f"Left: throughput by share; the knee is where no larger share has over {LESS:.0%} more. Right: latency by share."
-    lines = toml(curve)
+    lines, how = toml(curve), _HOW + (_COUNTED if curve.points[0].drawn else ())
     parts = [
         f"<header><h1>{escape(title)}</h1>{tiles(_tiles(curve))}</header>",
         f"<section><ul>{each('li', conclusions(curve))}</ul></section>",
         picture(drawn, caption),
         f"<section><h2>In numbers</h2>{_table(curve)}</section>",
         f"<section><h2>To paste into the configuration</h2><pre>{escape(lines)}</pre></section>" if lines else "",
-        f"<section><h2>How it was measured</h2><ul>{each('li', _HOW)}</ul></section>",
+        f"<section><h2>How it was measured</h2><ul>{each('li', how)}</ul></section>",
         f"<section><h2>On what</h2>{pairs({'device': curve.device, **curve.machine})}</section>",
     ]
     return document(title, parts)
@@ -54,12 +58,13 @@ def _tiles(curve: Curve) -> Iterator[tuple[str, str]]:
 
 def _table(curve: Curve) -> str:
     names = [f"{curve.unit}s", "requests/s", "p50 alone", "p99 alone"]
+    names += DRAWN if curve.points[0].drawn else ()
     names += ["p50 at rate", "p99 at rate", "95 % interval", "requests", ""] if curve.target else []
     return table(names, map(_row, curve.points))
 
 
 def _row(point: Point) -> str:
-    cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99)]
+    cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99), *drawn_cells(point)]
     verdict = ""
     if found := point.at_rate:
         p99 = found.p99

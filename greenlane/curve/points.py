@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from server.accounts.usage import Moved
+
 Word = Literal["keeps", "misses", "overloaded", "too noisy", "too few", "measured"]
 """Whether a share keeps its target; `measured` where there is none."""
 
@@ -89,11 +91,25 @@ class AtRate:
     p99: P99 | None = None
 
 
+class Drawn(NamedTuple):
+    """What requests back to back drew: `moved` are bytes of one, `rates` bytes a second of all, by the GPU's own counters.
+
+    `memory` and `pcie` are the parts of what the GPU moves at most, as the keys `memory_bandwidth` and `pcie` count them: of
+    PCIe the way that was used more, and 0 where its most is not known.
+    """
+
+    moved: Moved
+    rates: Moved
+    memory: float
+    pcie: float
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """A share of so many granules, `size` units together.
 
-    `throughput` is requests a second, back to back; `p50` and `p99` are seconds of one alone, without a queue.
+    `throughput` is requests a second, back to back; `p50` and `p99` are seconds of one alone, without a queue. `drawn` is None
+    where it was not asked for.
     """
 
     granules: int
@@ -102,6 +118,7 @@ class Point:
     p50: float
     p99: float
     at_rate: AtRate | None = None
+    drawn: Drawn | None = None
 
 
 def disturbed(point: Point) -> bool:

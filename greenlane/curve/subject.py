@@ -23,8 +23,9 @@ from engines import (
 )
 from engines.signature import Shape, align, dims_text
 from greenlane.models import check_name, configured
-from partitions import Device, Partition
-from server.config.schema import Config
+from partitions import Device, Partition, Unsupported
+from partitions.cuda.nvml import Nvml, open_nvml
+from partitions.health import on_bus
 from server.device.ahead import open_builds
 from server.device.loaded_model import LoadedModel
 from server.device.model_loader import ModelLoader, open_model_loader
@@ -243,12 +244,24 @@ class RepositorySubject(Subject):
         return {key: shape for key, shape in rest.items() if not key.startswith(f"{model}/")} | named
 
 
+def counters(device: Device) -> Nvml:
+    """What counts the bytes that a device moves. Raises Unsupported."""
+    nvml = open_nvml(device.address) if on_bus(device.address) else None
+    if nvml is None or nvml.traffic() is None:
+        raise Unsupported(f"--bandwidth: {device.describe()} has no counters of what it moves; whole GPUs from Hopper on have")
+    return nvml
+
+
 @contextmanager
-def opened(options: Options) -> Iterator[tuple[Config, Device, Subject]]:
-    """The configuration, the device and what to measure of one MODEL. Raises ConfigError, PartitionError, ModelRefused."""
+def opened(options: Options) -> Iterator[tuple[Device, Nvml | None, Subject]]:
+    """The device, its counters if they are asked for, and what to measure of one MODEL.
+
+    Raises ConfigError, PartitionError, ModelRefused.
+    """
     assert options.model is not None
     with ExitStack() as stack:
         path, config, device = stack.enter_context(configured(options.model, options.config))
+        counts = counters(device) if options.bandwidth else None
         if path:
             batch = max(options.batch, DEFAULT_BATCH)
             settings, builds = default_settings(config.device), open_builds(config.models)
@@ -258,4 +271,4 @@ def opened(options: Options) -> Iterator[tuple[Config, Device, Subject]]:
             loader = stack.enter_context(closing(open_model_loader(config, device, builds=open_builds(config.models))))
             check_name(options.model, loader, config.source)
             found = RepositorySubject(device, loader, [options.model], options.batch, options.shapes)
-        yield config, device, stack.enter_context(closing(found))
+        yield device, counts, stack.enter_context(closing(found))

@@ -5,15 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from greenlane.load.rules import OTHERS
+from server.config.bandwidth import in_words
 
 from .curve import Curve
 from .options import Target
-from .points import LEAST, LESS, P99, AtRate, Point, Word, disturbed
+from .points import LEAST, LESS, P99, AtRate, Drawn, Point, Word, disturbed
 
 KEYS = {"core": "cores", "SM": "sms"}
 """The key of a tenant's share in the configuration, by the device's unit."""
 
-_WIDTHS = (8, 13, 12, 12, 11, 15, 19, 10)
+_WIDTHS, _DRAWN, _AT_RATE = (8, 13, 12, 12), (12, 8, 9, 17, 15), (11, 15, 19, 10)
+DRAWN = ("memory MB", "GB/s", "of all", "PCIe MB in/out", "GB/s")
+"""Headings of what requests drew: a request, and all of them in a second."""
 
 
 def units(count: int, unit: str) -> str:
@@ -23,8 +26,11 @@ def units(count: int, unit: str) -> str:
 
 def short(seconds: float) -> str:
     """A duration with three digits: `0.412 ms`, `12.3 ms`."""
-    ms = 1e3 * seconds
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3f} ms"
+    return f"{_digits(1e3 * seconds)} ms"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
 
 def toml_duration(seconds: float) -> str:
@@ -32,20 +38,28 @@ def toml_duration(seconds: float) -> str:
     return f"{seconds * 1e3:.10g}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.10g}us"
 
 
-def heading(target: Target | None, unit: str) -> str:
-    """The first lines of the table."""
-    names = ["share", "requests/s", "p50 alone", "p99 alone"]
+def heading(target: Target | None, unit: str, bandwidth: bool = False) -> str:
+    """The first line of the table; with `bandwidth` rows have what requests drew."""
+    names = [f"{unit}s", "requests/s", "p50 alone", "p99 alone", *(DRAWN if bandwidth else ())]
     if target:
         names += ["p50", f"p99 at {target.rate:g}/s", "95 % interval", "requests"]
-    return _line([f"{unit}s", *names[1:]])
+    return _line(names, bandwidth)
 
 
 def row(point: Point) -> str:
     """A line of the table."""
-    cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99)]
+    cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99), *drawn_cells(point)]
     if found := point.at_rate:
         cells += [short(found.p50), *_cells(found.p99, found.word)] if found.p99 else ["-"] * 4
-    return _line(cells) + (f"  {found.word}" if found else "")
+    return _line(cells, bool(point.drawn)) + (f"  {found.word}" if found else "")
+
+
+def drawn_cells(point: Point) -> Iterator[str]:
+    """The cells below DRAWN; none for a point without."""
+    if found := point.drawn:
+        memory, *pcie = (_digits(each / 1e6) for each in found.moved)
+        rate, *ways = (_digits(each / 1e9) for each in found.rates)
+        yield from (memory, rate, f"{found.memory:.1%}", "/".join(pcie), "/".join(ways))
 
 
 def _cells(p99: P99, word: Word) -> list[str]:
@@ -54,8 +68,9 @@ def _cells(p99: P99, word: Word) -> list[str]:
     return [short(p99.value), f"{short(p99.low)[:-3]} to {short(p99.high)}", str(p99.requests)]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=False)).rstrip()
+def _line(cells: Sequence[str], bandwidth: bool) -> str:
+    widths = _WIDTHS + (_DRAWN if bandwidth else ()) + _AT_RATE
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 
 def busy_cores(others: float) -> tuple[str, ...]:
@@ -66,10 +81,11 @@ def busy_cores(others: float) -> tuple[str, ...]:
 
 
 def conclusions(curve: Curve) -> Iterator[str]:
-    """Sentences: the notes, the knee, and the smallest share that keeps the target."""
+    """Sentences: the notes, the knee, what requests draw, and the smallest share that keeps the target."""
     yield from curve.notes
     yield from noise(curve)
     yield _knee(curve)
+    yield from _draws(curve)
     if curve.target is None:
         return
     if curve.target.p99 is None:
@@ -135,12 +151,34 @@ def _knee(curve: Curve) -> str:
     return f"the knee is at {units(found.size, curve.unit)}: no larger share has over {LESS:.0%} more throughput"
 
 
+def _draws(curve: Curve) -> Iterator[str]:
+    """A sentence on what requests drew on the share of `toml`, or else on the largest, and what would not hold them back."""
+    point = _chosen(curve) or curve.points[-1]
+    if found := point.drawn:
+        ways = f"{in_words(found.rates.pcie_in)} of PCIe in, {in_words(found.rates.pcie_out)} out"
+        key = f" and pcie = {_unhindered(found.pcie):g}" if found.pcie else ""
+        yield (
+            f"on {units(point.size, curve.unit)} requests back to back draw {in_words(found.rates.memory)} of the memory "
+            f"({found.memory:.0%}), {ways}: memory_bandwidth = {_unhindered(found.memory):g}{key} would not hold them back"
+        )
+
+
+def _unhindered(part: float) -> float:
+    """A part in hundredths that is a tenth more than this, as the server's own figures are off by some."""
+    return min(1.0, max(1, math.ceil(110 * part)) / 100)
+
+
+def _chosen(curve: Curve) -> Point | None:
+    return curve.smallest or (None if curve.target and curve.target.p99 else curve.knee)
+
+
 def toml(curve: Curve) -> str:
     """Lines to paste for a tenant with the smallest share that keeps the target, else with the knee's; "" without either."""
-    found = curve.smallest or (None if curve.target and curve.target.p99 else curve.knee)
-    if found is None:
+    if (found := _chosen(curve)) is None:
         return ""
     lines = ["[tenants.NAME]", share(found.granules, found.size, curve.unit), f'models = ["{curve.model}"]']
+    if found.drawn:
+        lines.append(f"memory_bandwidth = {_unhindered(found.drawn.memory):g}")
     if curve.target and curve.target.p99:
         lines += targets(curve.target)
     return "\n".join(lines)
@@ -191,9 +229,16 @@ def points_json(points: Iterable[Point]) -> list[dict[str, Any]]:
             "p50_alone": point.p50,
             "p99_alone": point.p99,
             "at_rate": _at_rate_json(point.at_rate) if point.at_rate else None,
+            **({"drawn": _drawn_json(point.drawn)} if point.drawn else {}),
         }
         for point in points
     ]
+
+
+def _drawn_json(found: Drawn) -> dict[str, Any]:
+    """Bytes of a request, bytes a second, and the parts of what the GPU moves at most."""
+    rates, parts = found.rates._asdict(), {"memory_bandwidth": found.memory, "pcie": found.pcie}
+    return {"moved": found.moved._asdict(), "bytes_per_second": rates, **parts}
 
 
 def _at_rate_json(found: AtRate) -> dict[str, Any]:

@@ -4,12 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from benchmarks.hogs import reading
+from partitions.cuda.nvml import open_nvml
 
 from .networks import NETWORKS, plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+MIB = 512
+"""Of the weights that a network reads."""
 CONFIG = """
 [device]
 backend = "cuda"
@@ -44,6 +50,20 @@ def test_a_small_network_on_shares_of_sms(tmp_path: Path) -> None:
     assert all(0 < point["p50_alone"] <= point["p99_alone"] < 0.05 for point in points)
     assert found["smallest"] is not None
     assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_the_bytes_that_a_network_reads_are_counted(tmp_path: Path, device: Any) -> None:
+    """It reads its weights, more than ten times what a last cache holds, and hardly anything else."""
+    nvml = open_nvml(device.address)
+    if not (nvml and nvml.traffic()):
+        pytest.skip("NVML counts no traffic of this GPU")
+    found = curve(tmp_path, str(plan(tmp_path, reading(MIB))), "--bandwidth", "--shares", "2g,4g", status=0)
+    points: Any = found["points"]
+    for drawn in (point["drawn"] for point in points):
+        assert drawn["moved"]["memory"] == pytest.approx(MIB << 20, rel=0.25)
+        assert max(drawn["moved"]["pcie_in"], drawn["moved"]["pcie_out"]) < 1 << 20
+        assert 0.05 < drawn["memory_bandwidth"] < 1.02
+    assert points[0]["drawn"]["memory_bandwidth"] < points[1]["drawn"]["memory_bandwidth"]
 
 
 def test_all_tenants_are_planned_onto_the_gpu(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ def _copy(gpu: Gpu, table: int, rows: range, turns: list[int]) -> None:
     for row in rows:
         source, target, nbytes = (c_uint64 * 3).from_address(gpu.reach(table + row * ROW, ROW))
         gpu.copy(source, target, nbytes)
+        for address in (source, target) if nbytes else ():
+            _move(gpu, address, nbytes, 1, written=address == target)
         for turn in turns if nbytes > SMALL else ():
             do(gpu, turn, pass_turn(do(gpu, turn, take_turn())))
 

@@ -129,6 +129,7 @@ def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: R
             "alone): too few for a p99, which takes 500; give --seconds 13",
         ),
         (["tiny", "--html", "/no/folder/x.html"], "/no/folder/x.html cannot be written: No such file or directory"),
+        (["tiny", "--bandwidth"], "has no counters of what it moves; whole GPUs from Hopper on have"),
         (["tiny", "--json", "/"], "/ cannot be written: Is a directory"),
         (["tiny", "--shares", "2g"], "--shares: 2 granules, but the device has 1"),
     ],
@@ -181,6 +182,7 @@ def test_all_inputs_whose_sizes_have_to_be_said_are_named_at_once(curve: Run, tm
         (["tiny", "--shares", "0"], "expected numbers of cores or SMs from 1 on"),
         (["tiny", "--shape", "x"], "'x' is no shape; expected INPUT:1x3x224x224"),
         (["tiny", "--mix", "a=1"], "--mix is for --all"),
+        (["--all", "--bandwidth"], "--bandwidth is for one MODEL, not for --all"),
         (["--all", "--rate", "5"], "--rate is for one MODEL, not for --all; give a tenant's with --target NAME=800/5ms"),
         (
             ["--all", "--target", "acme=0/5ms"],

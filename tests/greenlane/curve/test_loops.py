@@ -1,6 +1,7 @@
 """The loops on a clock of their own: a request's latency is what a queue in order makes of it."""
 
 from collections.abc import Sequence
+from ctypes import c_void_p
 from itertools import accumulate
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from greenlane.curve import measure
 from greenlane.curve.measure import Effort, arrivals, measure_at, mixed, requests_at
 from greenlane.curve.options import Target
+from partitions.cuda.nvml import Nvml
+from tests.simulation import Gpu
+from tests.simulation.nvml import Library
 
 TICK = 1e-7
 """Seconds that pass with each look at the clock, so that a loop that only looks ends."""
@@ -120,6 +124,36 @@ def test_back_to_back_counts_what_ends_and_leaves_nothing_in_flight(monkeypatch:
     assert stream.in_flight == 0
     assert stream.most == 2
     assert measure.alone(stream.enqueue, 0.1, 20) == pytest.approx([0.002] * 50, rel=0.01)
+
+
+@pytest.mark.parametrize("takes", [0.0005, 0.03])
+def test_what_requests_drew_is_right_though_counters_are_old(takes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML renews its values each 100 ms, and the GPU was idle before."""
+    clock, gpu, history = Clock(), Gpu(), [(0.0, 0)]
+    clock.now = 5.09
+    monkeypatch.setattr(measure, "time", clock)
+    stream = Stream(clock, [takes] * 10_000)
+
+    def enqueue() -> Stream.Work:
+        work = stream.enqueue()
+        history.append((work.ends, history[-1][1] + 1))
+        return work
+
+    def sampled() -> None:
+        gpu.meanwhile("nvmlGpmSampleGet", sampled)
+        gpu.seconds = int(clock.now * 10) / 10
+        ended = max(count for ends, count in history if ends <= gpu.seconds)
+        gpu.moved = ended * 4e8, ended * 1e6, ended * 2e6
+
+    sampled()
+    throughput, drawn = measure.counted(enqueue, 2, 0.1, Nvml(Library(gpu), c_void_p()))  # type: ignore[arg-type]
+    assert drawn
+    assert throughput == pytest.approx(1 / takes, rel=0.01)
+    assert drawn.moved == pytest.approx((4e8, 1e6, 2e6), rel=0.06 if takes > 0.001 else 0.02)
+    assert drawn.rates == pytest.approx([throughput * each for each in drawn.moved], rel=0.001)
+    assert drawn.memory == pytest.approx(drawn.rates.memory / (2619e6 * 2 * 5120 / 8))
+    assert drawn.pcie == pytest.approx(drawn.rates.pcie_out / (16 * 3_938_461_538)), "the way that is used more"
+    assert stream.in_flight == 0
 
 
 def test_the_same_seed_chooses_the_same_models() -> None:

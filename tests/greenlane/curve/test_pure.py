@@ -2,6 +2,8 @@
 
 import math
 import random
+import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +17,7 @@ from greenlane.curve.points import (
     LESS,
     P99,
     AtRate,
+    Drawn,
     Point,
     best,
     candidate,
@@ -25,7 +28,8 @@ from greenlane.curve.points import (
     smallest,
     tolerated,
 )
-from greenlane.curve.text import as_json, busy_cores, conclusions, toml, toml_duration
+from greenlane.curve.text import DRAWN, as_json, busy_cores, conclusions, heading, row, toml, toml_duration
+from server.accounts.usage import Moved
 from tests.fakes import FakeDevice
 
 latencies = st.lists(st.floats(1e-5, 1.0), min_size=1, max_size=1200)
@@ -176,6 +180,40 @@ def test_conclusions_have_the_numbers_that_they_rest_on() -> None:
 )  # fmt: skip
 def test_no_share_that_keeps_the_target_is_explained(found: AtRate, said: str) -> None:
     assert said in list(conclusions(curve(point(1, at_rate=found), target=Target(800.0, 0.005))))[-1]
+
+
+def test_what_requests_draw_is_in_every_form_and_says_the_shares_that_hold_nothing_back() -> None:
+    """A tenth more than they drew, in hundredths, of at least 0.01 and at most 1."""
+    little = Drawn(Moved(2_000_000, 0, 0), Moved(200_000_000), 0.0001, 0.0)
+    much = Drawn(Moved(512_345_678, 1_500_000, 24), Moved(1_340_928_000_000, 12_600_000_000, 2400), 0.4, 0.2)
+    found = curve(point(1), replace(point(2), throughput=200.0, drawn=little), replace(point(4), throughput=900.0, drawn=much))
+    assert list(conclusions(found))[-1] == (
+        "on 4 cores requests back to back draw 1.341 TB/s of the memory (40%), 12.6 GB/s of PCIe in, 0.0024 MB/s out: "
+        "memory_bandwidth = 0.44 and pcie = 0.22 would not hold them back"
+    )
+    lower = replace(found, points=found.points[1:2])
+    assert toml(lower) == '[tenants.NAME]\ncores = 2\nmodels = ["conv"]\nmemory_bandwidth = 0.01'
+    assert list(conclusions(lower))[-1].endswith("memory_bandwidth = 0.01 would not hold them back")
+    whole = replace(found, points=(replace(point(4), drawn=much._replace(memory=0.97)),))
+    assert "memory_bandwidth = 1\n" in toml(whole) + "\n"
+    assert "drawn" not in as_json(found)["points"][0]
+    assert as_json(found)["points"][2]["drawn"] == {
+        "moved": {"memory": 512_345_678, "pcie_in": 1_500_000, "pcie_out": 24},
+        "bytes_per_second": {"memory": 1_340_928_000_000, "pcie_in": 12_600_000_000, "pcie_out": 2400},
+        "memory_bandwidth": 0.4,
+        "pcie": 0.2,
+    }
+
+
+@pytest.mark.parametrize("target", [None, Target(800.0, 0.005)])
+def test_rows_are_below_their_headings(target: Target | None) -> None:
+    drawn = Drawn(Moved(512_345_678, 1_500_000, 24), Moved(1_340_928_000_000, 12_600_000_000, 2400), 0.4, 0.2)
+    shown = replace(point(4, at_rate=at_rate("keeps") if target else None), drawn=drawn)
+    head, line = ([*re.finditer(r"\S+(?: \S+)*", text)] for text in (heading(target, "SM", bandwidth=True), row(shown)))
+    assert [each.end() for each in head] == [each.end() for each in line[: len(head)]]
+    cells = dict(zip(DRAWN[:4], ("512", "1341", "40.0%", "1.50/0.000"), strict=True))
+    assert [(name[0], cell[0]) for name, cell in zip(head, line, strict=False)][4:8] == list(cells.items())
+    assert [each[0] for each in line[len(head) :]] == ["keeps"] * bool(target)
 
 
 def test_the_document_has_every_point() -> None:
