@@ -92,6 +92,24 @@ class FunctionThread:
             self._timer = self._loop.call_later(call.limit, self._check)
         return call
 
+    async def result_of(self, what: str, work: Callable[[], object], limit: float | None = None) -> Any:
+        """What `work` returns, as for `call`. Raises the error that it ended with, or that it returned."""
+        ended: asyncio.Future[object] = self._loop.create_future()
+
+        def on_end(end: object) -> None:
+            if not ended.done():
+                ended.set_result(end)
+
+        call = self.call(what, work, on_end, limit)
+        try:
+            end = await ended
+        except asyncio.CancelledError:
+            self.cancel(call)
+            raise
+        if isinstance(end, Exception):
+            raise end
+        return end
+
     def check_room(self) -> None:
         """Raise QueueFull if as many calls wait as may."""
         if len(self._open) > self._most:

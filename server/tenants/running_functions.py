@@ -1,6 +1,5 @@
 """The functions of a version that is served: their module, and the thread that they run on in this process."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -32,9 +31,9 @@ class RunningFunctions:
         """A function's name in errors."""
         return f"model {self._name!r}: {function}"
 
-    def call(self, function: str, work: Callable[[], object], on_end: OnEnd, limit: float | None = None) -> Call:
+    def call(self, function: str, work: Callable[[], object], on_end: OnEnd) -> Call:
         """As `FunctionThread.call`."""
-        return self.thread.call(self.what(function), work, on_end, limit)
+        return self.thread.call(self.what(function), work, on_end)
 
     def close(self) -> None:
         """Its model is not served any more, and no request for it is left."""
@@ -47,21 +46,12 @@ async def open_functions(
 ) -> RunningFunctions:
     """Run `model.py` on a thread of its own. `most` requests may wait for it. Raises FunctionsFailed."""
     running = RunningFunctions(functions, name, FunctionThread(name, most, setting, *limit))
-    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-
-    def on_end(end: object) -> None:
-        if not ended.done():
-            ended.set_result(end)
-
-    running.call("model.py", running.module.load, on_end, LOAD_SECONDS)
     try:
-        end = await ended
-    except BaseException:
+        await running.thread.result_of(running.what("model.py"), running.module.load, LOAD_SECONDS)
+    except BaseException as error:
         running.close()
-        raise
-    if isinstance(end, Exception):
-        running.close()
+        if not isinstance(error, Exception):
+            raise
         too_long = f"{functions.where} ran for {LOAD_SECONDS:g} s without an end"
-        text = too_long if isinstance(end, DeadlineExceeded) else str(end)
-        raise FunctionsFailed(text)
+        raise FunctionsFailed(too_long if isinstance(error, DeadlineExceeded) else str(error)) from error
     return running

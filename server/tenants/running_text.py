@@ -1,8 +1,8 @@
 """The tokenizer of a version that is served, and the thread that it runs on in this process."""
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from engines import Signature
@@ -50,9 +50,8 @@ class RunningText:
         self._thread.check_room()
         most, truncate = encoder.most, encoder.options.truncate
         with self._reserved(needed(texts, most), blocks):
-            found: list[Tokens] = await _called(
-                self._thread, self._what, lambda: self._tokenizer.encode(texts, most, truncate, where)
-            )
+            work = partial(self._tokenizer.encode, texts, most, truncate, where)
+            found: list[Tokens] = await self._thread.result_of(self._what, work)
         return found
 
     @contextmanager
@@ -83,13 +82,10 @@ async def open_text(
     """Load a tokenizer on a thread of its own. `most` requests may wait for it. Raises TokenizerFailed."""
     thread = FunctionThread(name, most, setting, *limit)
     try:
-        tokenizer = await _called(thread, f"model {name!r}: tokenizer.json", lambda: _load(folder), LOAD_SECONDS)
+        tokenizer = await thread.result_of(f"model {name!r}: tokenizer.json", lambda: _load(folder), LOAD_SECONDS)
     except BaseException as error:
         thread.close()
         raise TokenizerFailed(str(error)) if isinstance(error, Exception) else error from error
-    if isinstance(tokenizer, TokenizerFailed):
-        thread.close()
-        raise tokenizer
     return RunningText(name, signature, thread, folder, tokenizer)
 
 
@@ -98,22 +94,3 @@ def _load(folder: TextFolder) -> TextTokenizer | TokenizerFailed:
         return TextTokenizer(folder)
     except TokenizerFailed as error:
         return error
-
-
-async def _called(thread: FunctionThread, what: str, work: Callable[[], object], limit: float | None = None) -> Any:
-    """The result of a call. Raises the error that it ended with."""
-    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-
-    def on_end(end: object) -> None:
-        if not ended.done():
-            ended.set_result(end)
-
-    call = thread.call(what, work, on_end, limit)
-    try:
-        end = await ended
-    except asyncio.CancelledError:
-        thread.cancel(call)
-        raise
-    if isinstance(end, Exception) and not isinstance(end, TokenizerFailed):
-        raise end
-    return end
