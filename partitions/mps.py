@@ -59,6 +59,7 @@ _NEWS = 1.0
 _KEPT_LINES = 5
 _READ = 1 << 16
 _NO_CLIENT = "201"
+_FAULTED = "FAULT"
 _FAULT = "Server is handling a fatal GPU error"
 _SERVER_ENDED = re.compile(r"Server \d+ exited with status")
 _LINE = re.compile(r"\[\S+ \S+ +(\w+ +\d+)\] (.*)")
@@ -177,7 +178,23 @@ class MpsDaemon:
 
     async def clients(self) -> list[int]:
         """The process ids of the server's clients. Raises MpsError."""
-        return [int(each) for each in (await self._ask_server("get_client_list")).split()]
+        return _numbers(await self._ask_server("get_client_list"))
+
+    async def check(self, limit: float = START_LIMIT) -> None:
+        """Ask how its server is. What keeps it from taking clients is `trouble` from then on, though it was not printed: a
+        daemon that does not answer in time, or whose folder was removed, has ended.
+
+        Raises MpsError if it cannot be asked now.
+        """
+        try:
+            status = await self._ask(f"get_server_status {self.server}", limit)
+        except _CannotAsk:
+            raise
+        except MpsError as error:
+            self._end(f"the MPS daemon of {self.uuid} takes no more clients: {error}")
+            return
+        if status == _FAULTED:
+            self._on_fault()
 
     async def terminate(self, client: int, limit: float = TERMINATE_LIMIT) -> bool:
         """End what this process, a child of the caller's, has on the GPU, so that it can be killed. One at a time; others wait.
@@ -311,8 +328,7 @@ class MpsDaemon:
         if _SERVER_ENDED.match(text):
             self._on_server_end()
         if text.startswith(_FAULT):
-            self._fault = f"a kernel failed: every client of the MPS server of {self.uuid} has to end"
-            self._trouble.set()
+            self._on_fault()
 
     def _on_keeper_end(self) -> None:
         assert self._keeper
@@ -329,6 +345,10 @@ class MpsDaemon:
             self._end(f"{which} ended, and with it what its clients had on the GPU")
         else:
             self._end(f"the MPS server of {self.uuid} ended during its start{self._said()}")
+
+    def _on_fault(self) -> None:
+        self._fault = f"a kernel failed: every client of the MPS server of {self.uuid} has to end"
+        self._trouble.set()
 
     def _end(self, text: str) -> None:
         if not self._closing:
@@ -367,9 +387,9 @@ class MpsDaemon:
             await asyncio.sleep(_PAUSE)
         self._missing = "it has not started its server"
         await self._ask(f"start_server -uid {os.geteuid()}", START_LIMIT)
-        while not (servers := await self._ask("get_server_list", START_LIMIT)):
+        while not (servers := _numbers(await self._ask("get_server_list", START_LIMIT))):
             await asyncio.sleep(_PAUSE)
-        server = int(servers.split()[0])
+        server = servers[0]
         self._on_exit(server, self._on_server_end)
         self._missing = f"it does not say how its server {server} is"
         while (status := await self._ask(f"get_server_status {server}", START_LIMIT)) != "ACTIVE":
@@ -502,6 +522,10 @@ class _Silent(MpsError):
     """A daemon does not answer in time."""
 
 
+class _CannotAsk(MpsError):
+    """The command cannot be run now, which says nothing of the daemon."""
+
+
 def _ask(command: str, text: str, pipes: Path, limit: float) -> str:
     """In a thread: what the daemon answers."""
     try:
@@ -519,10 +543,18 @@ def _ask(command: str, text: str, pipes: Path, limit: float) -> str:
     except subprocess.TimeoutExpired as error:
         raise _Silent(f"the MPS daemon in {pipes} did not answer {text!r} within {limit:g} s") from error
     except OSError as error:
-        raise MpsError(f"{command} cannot be run: {error.strerror}") from error
+        raise _CannotAsk(f"{command} cannot be run: {error.strerror}") from error
     if done.returncode:
         raise MpsError(f"{command}: {text!r} failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()
+
+
+def _numbers(answer: str) -> list[int]:
+    """The process ids that a daemon answers. Raises MpsError if it answers anything else."""
+    try:
+        return [int(each) for each in answer.split()]
+    except ValueError as error:
+        raise MpsError(f"{COMMAND} answers {answer!r}, where process ids were expected") from error
 
 
 def _without_ours() -> dict[str, str]:
@@ -609,6 +641,12 @@ def _remove_left(parent: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Kill the daemon and the servers in this folder of ours, if any are left, wait for their end, and remove it. Blocks."""
+    with suppress(OSError):  # No descriptor is left, so what the keeper leaves stays until the next start.
+        _end_in(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_in(folder: Path) -> None:
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), ExitStack() as opened:  # It has ended, or is another user's.
             process = os.pidfd_open(int(name))
@@ -618,7 +656,6 @@ def _remove(folder: Path) -> None:
                 ended = select.poll()  # Descriptors may have any number, which `select` does not take.
                 ended.register(process, select.POLLIN)
                 ended.poll(ANSWER_LIMIT * 1000)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_in(process: Path, folder: Path) -> bool:

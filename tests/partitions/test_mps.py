@@ -8,12 +8,15 @@ import json
 import logging
 import math
 import os
+import re
+import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -152,6 +155,19 @@ def environment_of(process: int) -> dict[str, str]:
     """What it has of CUDA's variables."""
     lines = Path(f"/proc/{process}/environ").read_text().split("\0")
     return dict(each.split("=", 1) for each in lines if each.startswith("CUDA_"))
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open none more than it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def no_trouble(daemon: MpsDaemon) -> bool:
@@ -449,8 +465,20 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
             2,
             rf"not ready after 2 s: it does not say how its server \d+ is; it printed: .*; {PROCESSES}, {PROCESS}$",
         ),
+        ({"says": {"get_server_list": "WARNING"}}, 10, f"^{COMMAND} answers 'WARNING', where process ids were expected$"),
     ],
-    ids=["silent", "refuses", "no server", "server dies", "dies", "never active", "hangs", "not started", "no status"],
+    ids=[
+        "silent",
+        "refuses",
+        "no server",
+        "server dies",
+        "dies",
+        "never active",
+        "hangs",
+        "not started",
+        "no status",
+        "nonsense",
+    ],
 )
 async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
     fake: FakeMps, behaviour: dict[str, Any], limit: float, said: str, parent: Path
@@ -527,6 +555,79 @@ async def test_a_status_that_is_not_answered_is_an_error_in_time(fake: FakeMps) 
     fake.behave()
     await daemon.wait_until_active()
     await daemon.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ({"get_server_status": "FAULT", "get_client_list": "1 2"}, "processes that have not ended: 1, 2$"),
+        ({"get_server_status": "FAULT", "get_client_list": "WARNING"}, "answers 'WARNING', where process ids were expected$"),
+    ],
+)
+async def test_a_fault_that_does_not_end_is_an_error_whatever_the_daemon_says_of_its_clients(
+    fake: FakeMps, says: dict[str, str], said: str
+) -> None:
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    fake.behave(says=says)
+    with pytest.raises(MpsError, match=said):
+        await daemon.wait_until_active(limit=0.2)
+    await daemon.close()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "fault", "said"),
+    [
+        ({}, None, ""),
+        (
+            {"hang": ["get_server_status"]},
+            False,
+            "takes no more clients: .* did not answer 'get_server_status [0-9]+' within 0.5 s$",
+        ),
+        ({"says": {"get_server_status": "FAULT"}}, True, "^a kernel failed: "),
+    ],
+)
+async def test_a_daemon_that_takes_no_more_clients_is_found_by_a_check(
+    fake: FakeMps, behaviour: dict[str, Any], fault: bool | None, said: str
+) -> None:
+    """Though it has printed nothing, and goes on."""
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    fake.behave(**behaviour)
+    await daemon.check(limit=0.5)
+    if fault is None:
+        assert no_trouble(daemon)
+    else:
+        found = await daemon.trouble()
+        assert found.fault == fault
+        assert re.search(said, found.text), found.text
+    await daemon.close()
+
+
+async def test_a_daemon_whose_folder_was_removed_takes_no_more_clients(fake: FakeMps) -> None:
+    """They would run outside MPS."""
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    assert daemon.folder
+    shutil.rmtree(daemon.folder)
+    await daemon.check()
+    assert "takes no more clients: " in daemon.ended
+    assert not (await daemon.trouble()).fault
+    await daemon.close()
+
+
+async def test_a_daemon_that_cannot_be_asked_now_has_not_ended_and_is_closed_all_the_same(fake: FakeMps, parent: Path) -> None:
+    daemon = MpsDaemon("GPU-5ea1", parent)
+    await daemon.start()
+    assert daemon.folder
+    processes = daemon_of(daemon.folder), keeper_of(daemon.folder), daemon.server
+    with no_descriptors():
+        with pytest.raises(MpsError, match=r"cannot be run: Too many open files$"):
+            await daemon.check()
+        assert no_trouble(daemon)
+        await daemon.close()
+    await ended(*processes)
+    assert os.listdir(parent) == []
 
 
 async def test_its_lines_are_logged_and_only_notable_ones_shown(fake: FakeMps, caplog: pytest.LogCaptureFixture) -> None:

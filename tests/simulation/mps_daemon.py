@@ -9,6 +9,7 @@ is read again for each command:
 - it is never ready: `start` is "silent"; or its server is not: `server` "initializes" for ever
 - it dies: `start` is "dies", which it does when a server is to be started; or it is killed, later
 - its server dies: `server` "ends" before it is listed, or "dies" while it initializes; or it is killed, later
+- commands are answered with nonsense: `says` has texts by their names
 - commands are never answered: `hang` has their names; `terminate_client` is not where the client does not answer
 - it refuses clients: after `most` of them, by default 48 (808; what is printed was not seen), and while a fault lasts (807)
 - a kernel of a client fails: the fault lasts until all clients have ended
@@ -209,6 +210,8 @@ class Daemon:
         ui.close()
 
     def _answer(self, command: str, name: str, arguments: list[str]) -> list[str]:
+        if said := self.behaviour().get("says", {}).get(name):
+            return [said]
         if name == "get_server_list":
             return [str(self._server)] if self._server else []
         if name == "start_server":

@@ -66,6 +66,8 @@ class MpsGroup:
         self._identify = identify
         self._daemon: MpsDaemon | None = None
         self._deposit: Deposit | None = None
+        self._end_all: Callable[[], None] | None = None
+        """Ends the processes; None before one has started."""
         self._changing = asyncio.Lock()
         """Held while the daemon starts or ends."""
 
@@ -84,10 +86,12 @@ class MpsGroup:
         The first daemon is tried twice, as the server would not start. Calls of this and of `close` are served in turn.
         """
         async with self._changing:
-            daemon, unused = self._daemon, self._deposit is None  # Without a process `keep` does nothing.
-            if daemon and daemon.folder and daemon.ended and unused:
-                log.error("device %s: %s; starting its MPS daemon again", self.device, daemon.ended)
-                await daemon.close()
+            daemon = self._daemon
+            if daemon and daemon.folder:
+                if self._end_all and not daemon.ended:  # Or a process would wait for a daemon that hangs.
+                    await daemon.check()
+                if daemon.ended:
+                    await self._end(daemon, daemon.ended)
             if self._daemon is None or self._daemon.folder is None:
                 if why := await hindrance():
                     raise DeviceUnavailable(f'device {self.device}: {why}, or set mps = "off"')
@@ -106,16 +110,22 @@ class MpsGroup:
         """Call `end_all` whenever none of the processes can go on, and see to it that others can start. It is called once one
         has started, and goes on until it is cancelled.
         """
+        self._end_all = end_all
         while daemon := self._daemon:
             trouble, folder = await daemon.trouble(), daemon.folder
             async with self._changing:
                 if not folder or daemon.folder != folder:  # It was closed meanwhile, and may have been started again.
                     continue
-                log.critical("device %s: %s; every process of it is started again", self.device, trouble.text)
-                end_all()
-                self._forget_deposit()
-                if not trouble.fault or not await self._is_over(daemon):
-                    await daemon.close()  # The next process starts it again.
+                await self._end(daemon, trouble.text, trouble.fault)
+
+    async def _end(self, daemon: MpsDaemon, why: str, fault: bool = False) -> None:
+        """End all processes, and the daemon, unless that takes others after a fault: the next process starts it again."""
+        log.critical("device %s: %s; every process of it is started again", self.device, why)
+        if self._end_all:
+            self._end_all()
+        self._forget_deposit()
+        if not fault or not await self._is_over(daemon):
+            await daemon.close()
 
     async def _is_over(self, daemon: MpsDaemon) -> bool:
         """Wait until the daemon takes clients again after a fault; False if it does not."""

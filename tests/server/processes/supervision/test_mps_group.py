@@ -4,10 +4,10 @@ import asyncio
 import logging
 import os
 import re
-import resource
+import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from server.config.server import ServerConfig
 from server.processes.device_side.identify import identify
 from server.processes.supervision.mps_group import MpsGroup, memory_limit
 from tests.fakes import FakeDevice
+from tests.partitions.test_mps import no_descriptors
 from tests.simulation.mps import FakeMps
 
 PATIENCE = 20.0
@@ -124,6 +125,27 @@ async def test_the_first_daemon_is_tried_twice_in_another_folder(
     with pytest.raises(MpsError):
         await group.environment()
     assert len([record for record in caplog.records if "starting it a second time" in record.getMessage()]) == 1
+
+
+async def test_a_daemon_that_takes_no_more_clients_is_found_by_the_next_process_and_all_start_by_another(
+    fake: FakeMps, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or that one would never be served, as the daemon has not ended."""
+    group, ended = MpsGroup("0", uuid), asyncio.Event()
+    before = await group.environment()
+    keeping = asyncio.create_task(group.keep(ended.set))
+    await asyncio.sleep(0)
+    assert await group.environment() == before
+    shutil.rmtree(Path(before["CUDA_MPS_PIPE_DIRECTORY"]).parent)
+    after = await asyncio.wait_for(group.environment(), PATIENCE)
+    assert ended.is_set()
+    assert is_there(after)
+    assert [record.getMessage() for record in caplog.records if "takes no more clients" in record.getMessage()]
+    ended.clear()
+    os.kill(daemon_of(after), signal.SIGKILL)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
+    keeping.cancel()
+    await group.close()
 
 
 async def test_processes_share_a_deposit_until_all_of_them_end(fake: FakeMps) -> None:
@@ -254,19 +276,6 @@ async def test_the_process_that_identifies_a_gpu_has_name_log_and_signals_as_oth
 async def test_a_gpu_that_cannot_be_used_is_refused(opener: Callable[[DeviceConfig], Device], said: str) -> None:
     with pytest.raises(DeviceUnavailable, match=said):
         await identify("0", ServerConfig(), DeviceConfig(mps="on"), opener)
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """This process may open none more than it has."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_where_no_process_can_look_at_a_gpu_that_is_what_is_said() -> None:
