@@ -6,6 +6,7 @@ import select
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 
 HELP = """\
@@ -44,6 +45,14 @@ OUTPUT_LOST = 120
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the disk says to which output goes."""
 COMMANDS = ("serve", "init", "check", "curve", "verify", "prove", "top", "build", "inspect")
+_MAINS = {
+    "build": "engines.build",
+    "init": "server.starting",
+    "inspect": "engines.inspect",
+    "prove": "greenlane.prove.command",
+    "top": "greenlane.top.command",
+}
+"""The modules whose `main` gets a command's words; the other commands are in `_run`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,26 +131,10 @@ def _run(command: str, words: list[str]) -> int:
     from server.host import signals
 
     program = f"greenlane {command}"
-    if command == "build":
-        from engines import build
-
+    if command in _MAINS:
+        module = import_module(_MAINS[command])
         signals.raise_keyboard_interrupt()
-        return build.main(words, program)
-    if command == "init":
-        from server import starting
-
-        signals.raise_keyboard_interrupt()
-        return starting.main(words, program)
-    if command == "prove":
-        from .prove import command as prove
-
-        signals.raise_keyboard_interrupt()
-        return prove.main(words, program)
-    if command == "inspect":
-        from engines import inspect
-
-        signals.raise_keyboard_interrupt()
-        return inspect.main(words, program)
+        return int(module.main(words, program))
     if command == "curve":
         from .curve.options import parse
 
@@ -158,11 +151,6 @@ def _run(command: str, words: list[str]) -> int:
 
         signals.raise_keyboard_interrupt()
         return verify.run(shapes)
-    if command == "top":
-        from .top import command as top
-
-        signals.raise_keyboard_interrupt()
-        return top.main(words, program)
     from server import command_line
     from server.host import forkserver
 
