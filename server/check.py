@@ -19,6 +19,7 @@ from engines import TensorSpec
 from engines.memory import shared_by
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 from partitions.regular_file import check_writable
+from partitions.resctrl import CoreGroups
 
 from .check_http_side import try_http_side
 from .config.changes import LIMITS_OF_TENANT, written
@@ -27,7 +28,7 @@ from .config.schema import Config, DeviceConfig, ModelOptions
 from .config.tables import ConfigError, KeyPath, dotted, nearest
 from .config.tenant import FENCES, TenantConfig
 from .config.text import TextOptions
-from .control.fence import Fence, plan_fences
+from .control.fence import Fence, core_shares, plan_fences
 from .control.fence import describe as describe_fence
 from .device.ahead import open_builds
 from .device.budget import Claim, missing, refusal, sized, taken_more
@@ -70,12 +71,13 @@ def check(
     open_device: Callable[[DeviceConfig], Device],
     load: Callable[[str | None], AbstractContextManager[Config]],
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
+    root: Path = Path("/"),
 ) -> int:
     """Print what the file at `path` would serve, then all problems on standard error. Blocks, as models are loaded.
 
-    `cores` says which of the host's a process may run on. Returns the exit status: 0 where all can be served, 1 where
-    something that is configured cannot be, such as a broken or absent model, 2 where the configuration itself is wrong or
-    does not fit the device.
+    `cores` says which of the host's a process may run on, `root` is where /sys is. Returns the exit status: 0 where all can be
+    served, 1 where something that is configured cannot be, such as a broken or absent model, 2 where the configuration itself
+    is wrong or does not fit the device.
     """
     found = Findings()
     with ExitStack() as stack:
@@ -84,7 +86,7 @@ def check(
             if count := len(found.wrong):
                 mistakes = "a mistake" if count == 1 else f"{count} mistakes"
                 _print_line(f"{config.source} has {mistakes} (below), and nothing is served; the rest of it is tried here:")
-            _Check(config, dropped, found, frozenset(cores(0)), open_device).run()
+            _Check(config, dropped, found, frozenset(cores(0)), open_device, root).run()
     print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
     return found.status
 
@@ -116,8 +118,10 @@ class _Check:
         found: Findings,
         allowed: frozenset[int],
         open_device: Callable[[DeviceConfig], Device],
+        root: Path,
     ) -> None:
         self._config = config
+        self._root = root
         self._dropped = dropped
         self._found = found
         self._allowed = allowed
@@ -244,7 +248,9 @@ class _Check:
         return plan
 
     def _fences(self, device: Device, plan: Plan) -> dict[str, Fence]:
-        return plan_fences(self._config.tenants, plan, device.granules, device.unit, device.bandwidth())
+        tenants = self._config.tenants
+        cores = CoreGroups(self._root).look(core_shares(tenants, plan, device.granules, device.address))
+        return plan_fences(tenants, plan, device.granules, device.unit, device.bandwidth(), cores)
 
     def _check_fence(self, tenant: str, fence: Fence, device: Device) -> None:
         """Print what holds a tenant back while others of its device are at work, and find what does not."""

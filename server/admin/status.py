@@ -57,7 +57,7 @@ class TenantsWide(WidePartition):
     tenant: str
 
 
-class TenantsFence(FencedTenant):
+class TenantsFence(FencedTenant, kw_only=True):
     """What holds a tenant to its share of bandwidth, and which one."""
 
     tenant: str

@@ -80,13 +80,13 @@ class TenantConfig(Section, frozen=True):
     memory_bandwidth: BandwidthShare | None = Field(
         default=None,
         examples=["auto", 0.4, "1.2TB/s"],
-        description="GPU only: the most of the GPU's memory bandwidth that the tenant draws while others there are at work, as "
-        'a part of all there is or a rate; "auto" is its part of the SMs. Without it nothing holds it back.',
+        description="The most memory bandwidth of its device that the tenant draws, on a GPU while others are at work; "
+        '"auto" is its part of the units. Without it nothing holds it back.',
     )
     pcie: BandwidthShare | None = Field(
         default=None,
         examples=["auto", 0.4, "20GB/s"],
-        description="The same of its PCIe link, each way: inputs and outputs of its requests, streamed weights, and models "
+        description="The same of a GPU's PCIe link, each way: inputs and outputs of its requests, streamed weights, and models "
         "that are loaded; not what the library moves otherwise, such as kernels.",
     )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')

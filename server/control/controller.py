@@ -558,6 +558,7 @@ class Controller:
             self.placements.close()
             async with self.granules_change:  # One in progress is completed first.
                 await together(runtime.close() for device in self.devices for runtime in device.distinct())
+            await self.placements.free_cores()
 
     def _divided(self, device: ControlledDevice, granules: Mapping[str, Granules] = MappingProxyType({})) -> None:
         for each in self.observers:

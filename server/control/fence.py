@@ -1,12 +1,15 @@
 """What each tenant with a share of bandwidth is held to while others of its device are at work, and where. Pure arithmetic."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from partitions.base import Bandwidth
+from partitions.health import cores_of
 from partitions.plan import Granules
+from partitions.resctrl import CoreShare, Held
 
 from ..config.bandwidth import in_words, own_part, rate, whole
 from ..config.tenant import FENCES, TenantConfig
@@ -17,7 +20,8 @@ class Fence(NamedTuple):
     """What holds one tenant: bytes a second of the device's `memory` and over PCIe, each way; 0 where nothing does.
 
     While one of the `neighbours` is at work, works that draw more of the memory run on the narrow placement, which has these
-    granules of the tenant's own; () for none, as where its home cannot draw more. `notes` say why something is not made.
+    granules of the tenant's own; () for none, as where its home cannot draw more. `notes` say why something is not made, and
+    `cores` how the tenant's cores are held, which the control plane sees to.
     """
 
     neighbours: tuple[str, ...]
@@ -25,6 +29,7 @@ class Fence(NamedTuple):
     granules: Granules = ()
     pcie: int = 0
     notes: tuple[str, ...] = ()
+    cores: str = ""
 
 
 class FencedModel(Fact):
@@ -56,13 +61,36 @@ class FencedTenant(Fact):
     notes: Annotated[list[str], "What does not hold it, or need not, and why."]
     problems: Annotated[list[str], "What could not be made."]
     models: Annotated[list[FencedModel], "Those that are ready on these granules."]
+    cores: Annotated[str, "How its cores are held at any time, by resctrl; empty where they are not."] = ""
+    moved: Annotated[int | None, "Bytes of memory that its cores have moved since then; null where that is not counted."] = None
+
+
+def core_shares(
+    tenants: Mapping[str, TenantConfig], homes: Mapping[str, Granules], sizes: Sequence[int], address: str
+) -> dict[str, CoreShare]:
+    """What is to hold the cores of tenants with a `memory_bandwidth` on a device with this address: none that is no cores, or
+    has one tenant.
+    """
+    cores = cores_of(address)
+    found = {}
+    for name, home in homes.items():
+        most = tenants[name].memory_bandwidth
+        if cores and len(homes) > 1 and most is not None:
+            part = own_part(home, sizes) if most == "auto" else most
+            found[name] = CoreShare(tuple(cores[granule] for granule in home), part)
+    return found
 
 
 def plan_fences(
-    tenants: Mapping[str, TenantConfig], homes: Mapping[str, Granules], sizes: Sequence[int], unit: str, moves: Bandwidth | None
+    tenants: Mapping[str, TenantConfig],
+    homes: Mapping[str, Granules],
+    sizes: Sequence[int],
+    unit: str,
+    moves: Bandwidth | None,
+    cores: Mapping[str, Held] = MappingProxyType({}),
 ) -> dict[str, Fence]:
     """The fence of each tenant of a device that asks for one. The device has granules of these sizes in `unit`s, and `homes`
-    are those of each tenant.
+    are those of each tenant; `cores` says how the host holds these where they are cores.
 
     A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may; one at least. Where
     the home cannot draw more or is one granule, only a tenant that borrows has one, of the whole home.
@@ -71,18 +99,26 @@ def plan_fences(
     for name, home in homes.items():
         if (tenant := tenants[name]).fenced:
             neighbours = tuple(other for other in homes if other != name)
-            plans[name] = _fence(tenant, neighbours, home, sizes, unit, moves)
+            fence = _fence(tenant, neighbours, home, sizes, unit, moves, name in cores)
+            held = cores.get(name, Held())
+            plans[name] = fence._replace(cores=held.how, notes=(*fence.notes, *held.notes))
     return plans
 
 
 def _fence(
-    tenant: TenantConfig, neighbours: tuple[str, ...], home: Granules, sizes: Sequence[int], unit: str, moves: Bandwidth | None
+    tenant: TenantConfig,
+    neighbours: tuple[str, ...],
+    home: Granules,
+    sizes: Sequence[int],
+    unit: str,
+    moves: Bandwidth | None,
+    on_cores: bool,
 ) -> Fence:
     if not neighbours:
         return Fence((), notes=("no other tenant is on its device, so nothing holds it",))
     units = [sizes[granule] for granule in home]
     memory, pcie = (rate(tenant, key, own_part(home, sizes), whole(key, moves)) for key in FENCES)
-    notes = list(_unknown(tenant, moves))
+    notes = list(_unknown(tenant, moves, on_cores))
     granules: Granules = ()
     if memory and moves:
         granules = tuple(home[: max(1, _fitting(units, moves.unit, memory))])
@@ -107,9 +143,9 @@ def _fitting(units: Sequence[int], drawn: int, most: int) -> int:
     return next((count for count in range(len(units), 0, -1) if sum(units[:count]) * drawn <= most), 0)
 
 
-def _unknown(tenant: TenantConfig, moves: Bandwidth | None) -> Iterator[str]:
+def _unknown(tenant: TenantConfig, moves: Bandwidth | None, on_cores: bool) -> Iterator[str]:
     for key in FENCES:
-        if getattr(tenant, key) is not None and not whole(key, moves):
+        if getattr(tenant, key) is not None and not whole(key, moves) and not (on_cores and key == "memory_bandwidth"):
             yield f"its {key} holds nothing back: what this device moves is not known"
 
 
@@ -120,6 +156,8 @@ def describe(fence: Fence, unit: str, sizes: Sequence[int], moves: Bandwidth | N
         where = f"granules {list(fence.granules)}, whose {units} {unit}s draw {in_words(units * moves.unit)} at most"
         held = f"{in_words(fence.memory)} of {in_words(moves.memory)}"
         yield f"memory bandwidth while others are at work: {held}; models that draw more run on {where}"
+    if fence.cores:
+        yield f"memory bandwidth at any time: {fence.cores}"
     if fence.pcie and moves:
         held = f"{in_words(fence.pcie)} each way of {in_words(moves.pcie)}"
         yield f"PCIe while others are at work: {held}; inferences start no sooner than their inputs and outputs allow"

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
 from partitions.plan import Granules, rung
+from partitions.resctrl import CoreGroups, CoreShare, Held
 
 from ..config.bandwidth import too_much
 from ..config.tables import dotted
@@ -17,7 +19,7 @@ from ..errors import RequestError
 from .controlled_device import ControlledDevice
 from .descriptions import Beside, ReadyShare
 from .device_runtime import DeviceRuntime
-from .fence import Fence, plan_fences
+from .fence import Fence, core_shares, plan_fences
 from .stretch import Wide, plan_wide
 
 fence_log = logging.getLogger("greenlane.fence")
@@ -45,17 +47,27 @@ class PlacementPlans:
         """Devices with a fence or a wide partition that was sent, and not taken back."""
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
+        self.cores = CoreGroups()
+        """Holds tenants' cores to shares of memory bandwidth, from here, as tenants' own processes must not change that."""
+        self._thread = ThreadPoolExecutor(1, "resctrl")
+        """The only one to use `cores`, so what is held last is what was planned last."""
 
     def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
         """Plan for the first time once all models are loaded."""
         if self._needed:
             self._start(self._begin(loaded))
+        else:
+            self._thread.submit(self.cores.hold, {})  # Removes what a server left that was killed.
 
     def close(self) -> None:
         """Change nothing any more."""
         self._loaded = False
         if self._work:
             self._work.cancel()
+
+    async def free_cores(self) -> None:
+        """Hold no cores any more, after `close`."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.close)
 
     def reconfigure(self, tenants: Mapping[str, TenantConfig]) -> None:
         """Plan for these tenants from now on; some may have come or gone, but none where tenants borrow."""
@@ -107,8 +119,13 @@ class PlacementPlans:
                 with suppress(RequestError):
                     found |= await runtime.placements.states()
         slows = {row: times for device in self._devices for row, times in device.slows.items()}
-        for tenant, each in found.items():
-            for model in each.fence.models if each.fence else ():
+        fences = {tenant: each.fence for tenant, each in found.items() if each.fence}
+        moved: Mapping[str, int] = {}
+        if any(fence.cores for fence in fences.values()):
+            moved = await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.moved)
+        for tenant, fence in fences.items():
+            fence.moved = moved.get(tenant)
+            for model in fence.models:
                 model.slows = round(slows.get((tenant, model.model), 0.0), 2)
         return found
 
@@ -134,9 +151,17 @@ class PlacementPlans:
         """Whether any tenant has this key."""
         return any(getattr(tenant, key) for tenant in self._tenants.values())
 
-    def _plan_fences(self, device: ControlledDevice) -> dict[str, Fence]:
+    def _plan_fences(self, device: ControlledDevice, cores: Mapping[str, Held]) -> dict[str, Fence]:
         info = device.info
-        return plan_fences(self._tenants, device.homes, info.granules, info.unit, info.bandwidth)
+        theirs = device.own(cores)
+        return plan_fences(self._tenants, device.homes, info.granules, info.unit, info.bandwidth, theirs)
+
+    async def _hold_cores(self) -> dict[str, Held]:
+        """Hold the tenants' cores that are to be held, and no others; how they are held."""
+        shares: dict[str, CoreShare] = {}
+        for device in self._devices:
+            shares |= core_shares(self._tenants, device.homes, device.info.granules, device.info.address)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.hold, shares)
 
     def _plan_wide(self, device: ControlledDevice) -> dict[str, Wide]:
         homes = device.homes
@@ -162,8 +187,9 @@ class PlacementPlans:
     async def _carry_out(self) -> None:
         """Every device side is sent all that is planned, as the plan before may not have come to all of them."""
         async with self._changing:
+            cores = await self._hold_cores()
             for device in self._devices:
-                before, device.fences, device.wide = device.fences, self._plan_fences(device), self._plan_wide(device)
+                before, device.fences, device.wide = device.fences, self._plan_fences(device, cores), self._plan_wide(device)
                 _log_notes(before, device.fences)
                 if planned := bool(device.fences or device.wide):
                     self._placing.add(device.name)
@@ -196,7 +222,9 @@ class PlacementPlans:
 
 def _log_notes(before: Mapping[str, Fence], now: Mapping[str, Fence]) -> None:
     for name, fence in now.items():
-        if name not in before or before[name].notes != fence.notes:
+        if name not in before or (before[name].notes, before[name].cores) != (fence.notes, fence.cores):
+            if fence.cores:
+                fence_log.info("tenant %s is held to its memory_bandwidth at any time: %s", name, fence.cores)
             for note in fence.notes:
                 fence_log.info("tenant %s: %s", name, note)
 

@@ -19,6 +19,7 @@ from tests import encoders
 from tests.end_to_end import repository
 from tests.fakes import FakeDevice, Script
 from tests.simulation.mps import FakeMps
+from tests.simulation.resctrl import KernelPath, groups, lay_out
 
 CONFIG = """
 [server]
@@ -77,6 +78,7 @@ class Checked:
         device: Callable[[DeviceConfig], Device] = on_cpu,
         more: str = "",
         cores: Iterable[int] | None = None,
+        root: Path = Path("/"),
     ) -> int:
         path = self.folder / "greenlane.toml"
         text = path.read_text()
@@ -84,7 +86,7 @@ class Checked:
             assert old in text
             text = text.replace(old, new)
         path.write_text(text + more)
-        status = check(str(path), device, configuration, *([] if cores is None else [lambda _: cores]))
+        status = check(str(path), device, configuration, *([] if cores is None else [lambda _: cores]), root=root)
         captured = self._capsys.readouterr()
         self.out, self.err = captured.out.splitlines(), [line.strip() for line in captured.err.splitlines()]
         return status
@@ -328,6 +330,21 @@ def test_what_holds_a_tenants_bandwidth_is_printed_with_the_means(checked: Check
         "  it needs no narrower placement: its 3 units draw 3 TB/s at most, and its memory_bandwidth is 3.2 TB/s" in checked.out
     )
     assert not [line for line in checked.err if "memory_bandwidth" in line]
+
+
+def test_how_cores_would_be_held_is_printed_or_why_not(checked: Checked, tmp_path: Path) -> None:
+    root, tenant = KernelPath(tmp_path), '[tenants.globex]\ngranules = 1\nmodels = ["rows"]\nmemory_bandwidth = 0.45\n'
+    base = lay_out(root, max(os.sched_getaffinity(0)) + 1)
+    assert checked.check(more=tenant, root=root) == 0
+    (line,) = [line for line in checked.out if "at any time" in line]
+    assert line.startswith("  memory bandwidth at any time: core ")
+    assert line.endswith(": MB:0=40, % of each L3 cache's memory bandwidth, by resctrl")
+    assert not groups(base), "a check holds nothing"
+    assert not [line for line in checked.err if "memory_bandwidth" in line]
+    (base / "info").rename(root / "elsewhere")
+    checked.check(root=root)
+    said = f"as resctrl is not mounted; have root call: mount -t resctrl resctrl {base}"
+    assert [line for line in checked.err if line.endswith(said)]
 
 
 @pytest.mark.parametrize(

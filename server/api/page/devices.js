@@ -86,6 +86,7 @@ function notes(device) {
 
 /** A fence in words: the rates, and how often it was felt. */
 function held(fence) {
+  if (fence.cores) return `${fence.tenant} is held at any time: ${fence.cores}`;
   const parts = [];
   if (fence.memory_bandwidth) {
     const where = fence.granules.length ? `: ${count(fence.launches, "inference")} on ${ranges(fence.granules)} so far` : "";

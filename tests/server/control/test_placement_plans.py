@@ -1,11 +1,16 @@
 """Plans of placements, each carried out in the background and given up for the next one."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from partitions.base import Bandwidth
 from partitions.plan import Granules
+from partitions.resctrl import CoreGroups
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ReadyShare
@@ -13,6 +18,7 @@ from server.control.fence import Fence, FencedTenant
 from server.control.placement_plans import PlacementPlans
 from server.control.stretch import Wide
 from server.errors import Unavailable
+from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, schemata
 
 from .test_several_devices import FakeRuntime
 
@@ -31,6 +37,7 @@ class Runtime(FakeRuntime):
         self.held: Mapping[str, Sequence[Granules]] = {}
         self.name = name
         self.fenced: list[Mapping[str, Fence]] = []
+        self.state = FencedTenant(10**12, (), 0, 0, 0, [], [], [])
 
     async def plan(self, wide: Mapping[str, Wide], fences: Mapping[str, Fence]) -> None:
         self.asked.set()
@@ -48,8 +55,7 @@ class Runtime(FakeRuntime):
     async def states(self) -> dict[str, Beside]:
         if self.away:
             raise Unavailable("it is being started again")
-        fence = FencedTenant(10**12, (), 0, 0, 0, [], [], [])
-        return {self.name: Beside(None, fence, [ReadyShare(tuple(each), 1, 0) for each in self.held.get(self.name, ())])}
+        return {self.name: Beside(None, self.state, [ReadyShare(tuple(each), 1, 0) for each in self.held.get(self.name, ())])}
 
 
 async def loaded() -> None:
@@ -129,3 +135,94 @@ async def test_a_fence_that_could_not_be_taken_back_is_taken_back_with_the_next_
     plans.remake()
     await plans.carried_out()
     assert side.fenced[-1] == {}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> KernelPath:
+    return KernelPath(tmp_path)
+
+
+def on_cores(root: KernelPath, names: tuple[str, ...] = ("acme", "globex")) -> tuple[ControlledDevice, PlacementPlans, Runtime]:
+    """A device of cores 2 to 5, of which acme has two and may draw half of what there is, and its plans."""
+    runtime: Any = Runtime("acme")
+    device = ControlledDevice("0", dict.fromkeys(names, runtime), info=DeviceInfo("cpu", "", "core", (1,) * 4, "2,3,4,5"))
+    device.hold({name: granules for name, granules in {"acme": (0, 1), "globex": (2,)}.items() if name in names})
+    plans = PlacementPlans({"acme": ACME, "globex": GLOBEX}, [device], asyncio.Lock())
+    plans.cores = CoreGroups(root)
+    return device, plans, runtime
+
+
+async def test_cores_are_held_from_the_first_plan_follow_moves_and_are_free_at_the_end(
+    root: KernelPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, how = lay_out(root, 8), "cores {}: MB:0=50, % of each L3 cache's memory bandwidth, by resctrl"
+    caplog.set_level(logging.INFO)
+    device, plans, runtime = on_cores(root)
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert runtime.fenced[-1] == {"acme": Fence(("globex",), cores=how.format("2-3"))}
+    assert f"tenant acme is held to its memory_bandwidth at any time: {how.format('2-3')}" in caplog.text
+    (group,) = groups(base)
+    assert (cpus(group), schemata(group)) == ({2, 3}, {0: 50})
+    (group / "mon_data/mon_L3_00/mbm_total_bytes").write_text("12345\n")
+    runtime.state = FencedTenant(0, (), 0, 0, 0, [], [], [], how.format("2-3"))
+    fence = (await plans.states())["acme"].fence
+    assert fence
+    assert (fence.cores, fence.moved) == (how.format("2-3"), 12345)
+    device.hold({"acme": (0,), "globex": (1, 2)})
+    plans.remake()
+    await plans.carried_out()
+    assert cpus(group) == {2}
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": "auto"}), "globex": GLOBEX})
+    await plans.carried_out()
+    assert schemata(group) == {0: 20}, "a quarter of the cores"
+    plans.close()
+    await plans.free_cores()
+    assert not groups(base)
+    assert cpus(base) == set(range(8))
+
+
+async def test_a_tenant_that_is_not_fenced_any_more_has_no_group(root: KernelPath) -> None:
+    base = lay_out(root, 8)
+    _, plans, _ = on_cores(root)
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert groups(base)
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None}), "globex": GLOBEX})
+    await plans.carried_out()
+    assert not groups(base)
+
+
+async def test_who_is_alone_on_a_device_of_cores_is_not_held(root: KernelPath) -> None:
+    base = lay_out(root, 8)
+    _, plans, runtime = on_cores(root, ("acme",))
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert not groups(base)
+    assert runtime.fenced[-1]["acme"].notes == ("no other tenant is on its device, so nothing holds it",)
+
+
+async def test_why_cores_are_not_held_is_said_and_logged(root: KernelPath, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _, plans, runtime = on_cores(root)
+    plans.begin(loaded)
+    await plans.carried_out()
+    (note,) = runtime.fenced[-1]["acme"].notes
+    assert note.startswith(
+        "unfenced: its memory_bandwidth holds nothing back, as this processor, kernel or virtual machine has"
+    )
+    assert f"tenant acme: {note}" in caplog.text
+    fence = (await plans.states())["acme"].fence
+    assert fence
+    assert fence.moved is None
+
+
+async def test_a_server_without_a_fence_removes_what_a_killed_one_left(root: KernelPath) -> None:
+    base = lay_out(root, 8)
+    (base / "greenlane-acme-c0ffee").mkdir()
+    (base / "greenlane-acme-c0ffee/cpus_list").write_text("2-3\n")
+    _, plans, _ = on_cores(root)
+    plans.reconfigure({"globex": GLOBEX})
+    plans.begin(loaded)
+    await plans.free_cores()
+    assert not groups(base)

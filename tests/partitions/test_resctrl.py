@@ -1,0 +1,260 @@
+"""Cores held to shares of memory bandwidth, over a folder that behaves as the kernel documents it; on no hardware."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from partitions.resctrl import CoreGroups, CoreShare
+from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, schemata
+
+ACME, GLOBEX = CoreShare((0, 1), 0.4), CoreShare((2, 3), 0.25)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> KernelPath:
+    return KernelPath(tmp_path)
+
+
+@pytest.fixture
+def base(root: KernelPath) -> KernelPath:
+    return lay_out(root, 8)
+
+
+def held(base: KernelPath) -> dict[str, tuple[set[int], dict[int, int]]]:
+    """The cores and the limits of each of our groups, by the holder in its name."""
+    return {
+        each.name.split("-")[1]: (cpus(each), schemata(each)) for each in groups(base) if each.name.startswith("greenlane-")
+    }
+
+
+def unfenced(machine: CoreGroups, share: CoreShare = ACME) -> str:
+    """Why a share is not held, as both a look and a try say."""
+    looked, tried = machine.look({"acme": share})["acme"], machine.hold({"acme": share})["acme"]
+    assert looked == tried
+    assert not tried.how
+    (note,) = tried.notes
+    assert note.startswith("unfenced: its memory_bandwidth holds nothing back, as ")
+    return note
+
+
+def test_cores_of_each_holder_are_a_group_with_its_part(root: KernelPath, base: KernelPath) -> None:
+    machine = CoreGroups(root)
+    found = machine.look({"acme": ACME, "globex": GLOBEX})
+    assert not groups(base), "a look changes nothing"
+    assert machine.hold({"acme": ACME, "globex": GLOBEX}) == found
+    assert found["acme"].how == "cores 0-1: MB:0=40, % of each L3 cache's memory bandwidth, by resctrl"
+    assert found["acme"].notes == ()
+    # Down to the processor's step, as the kernel would round up, and the shares would be more than all there is.
+    assert held(base) == {"acme": ({0, 1}, {0: 40}), "globex": ({2, 3}, {0: 20})}
+    assert cpus(base) == {4, 5, 6, 7}
+
+
+def test_a_move_takes_cores_from_one_group_to_the_other(root: KernelPath, base: KernelPath) -> None:
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME, "globex": GLOBEX})
+    before = set(groups(base))
+    machine.hold({"acme": CoreShare((0, 1, 2), 0.6), "globex": CoreShare((3,), 0.25)})
+    assert held(base) == {"acme": ({0, 1, 2}, {0: 60}), "globex": ({3}, {0: 20})}
+    machine.hold({"acme": CoreShare((3,), 0.6), "globex": CoreShare((0, 1, 2), 0.25)})
+    assert held(base) == {"acme": ({3}, {0: 60}), "globex": ({0, 1, 2}, {0: 20})}
+    assert set(groups(base)) == before
+    machine.hold({"acme": ACME})
+    assert held(base) == {"acme": ({0, 1}, {0: 40})}
+    assert cpus(base) == {2, 3, 4, 5, 6, 7}
+    machine.close()
+    assert not groups(base)
+    assert cpus(base) == set(range(8))
+    machine.close()
+
+
+def test_each_cache_with_cores_is_limited(root: KernelPath) -> None:
+    base = lay_out(root, 8, domains=2)
+    CoreGroups(root).hold({"acme": CoreShare((3, 4, 5), 0.5), "globex": CoreShare((6,), 0.1)})
+    assert held(base) == {"acme": ({3, 4, 5}, {0: 50, 1: 50}), "globex": ({6}, {0: 100, 1: 10})}
+
+
+def test_less_than_the_processor_can_is_held_to_that_and_said(root: KernelPath, base: KernelPath) -> None:
+    found = CoreGroups(root).hold({"acme": CoreShare((0,), 0.03)})["acme"]
+    assert held(base) == {"acme": ({0}, {0: 10})}
+    assert found.notes == ("its memory_bandwidth is 0.03, and this processor holds cores to 10 % at least",)
+
+
+def test_a_group_that_was_removed_is_made_once_more(root: KernelPath, base: KernelPath) -> None:
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME})
+    (group,) = groups(base)
+    KernelPath(group).rmdir()
+    machine.hold({"acme": ACME})
+    assert held(base) == {"acme": ({0, 1}, {0: 40})}
+
+
+def test_a_rate_is_refused_where_parts_are_taken(root: KernelPath, base: KernelPath) -> None:
+    note = unfenced(CoreGroups(root), CoreShare((0,), 1_200_000_000_000))
+    assert "it is a rate, 1200 GB/s, and resctrl takes parts here (% of each L3" in note
+    assert "-o mba_MBps" in note
+    assert not groups(base)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "default", "expected"),
+    [
+        ("proc/self/mounts", "resctrl /sys/fs/resctrl resctrl rw,mba_MBps 0 0\n", 2**32 - 1, {0: 6357, 1: 12715}),
+        ("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n", 2048, {0: 53, 1: 106}),
+    ],
+    ids=["mba_MBps", "amd"],
+)
+def test_rates_are_divided_by_cores_where_they_are_taken(
+    root: KernelPath, file: str, text: str, default: int, expected: dict[int, int]
+) -> None:
+    base = lay_out(root, 8, domains=2, default=default)
+    for name in ("min_bandwidth", "bandwidth_gran"):
+        (base / "info/MB" / name).write_text("1\n")
+    (root / file).write_text(text)
+    assert CoreGroups(root).hold({"acme": CoreShare((3, 4, 5), 20_000_000_000)})["acme"].how
+    assert held(base) == {"acme": ({3, 4, 5}, expected)}
+    assert "it is a part, 0.4, and resctrl takes rates here" in unfenced(CoreGroups(root))
+
+
+def test_without_resctrl_it_is_said_what_is_missing(root: KernelPath) -> None:
+    machine = CoreGroups(root)
+    assert "this processor, kernel or virtual machine has no resctrl" in unfenced(machine)
+    folder = root / "sys/fs/resctrl"
+    folder.mkdir(parents=True)
+    assert f"resctrl is not mounted; have root call: mount -t resctrl resctrl {folder}" in unfenced(machine)
+    base = lay_out(root, 4)
+    (base / "info/MB").rename(base / "info/none")
+    assert "this processor does not limit memory bandwidth" in unfenced(machine)
+    machine.close()
+
+
+def test_a_server_in_a_group_of_its_own_is_not_held_by_its_cores(root: KernelPath, base: KernelPath) -> None:
+    (root / "proc/self/cpu_resctrl_groups").write_text("res:batch\nmon:\n")
+    assert "this server was put into the resctrl group batch" in unfenced(CoreGroups(root))
+    (root / "proc/self/cpu_resctrl_groups").unlink()
+    assert CoreGroups(root).hold({"acme": ACME})["acme"].how, "older kernels do not say it"
+
+
+def test_without_the_right_to_make_groups_it_is_said_how_to_get_it() -> None:
+    before = os.geteuid()
+    user = before or 65534  # Root may write everywhere.
+    with tempfile.TemporaryDirectory() as folder:  # Others may not look into pytest's.
+        base = lay_out(KernelPath(folder), 4)
+        for each in (Path(folder), *Path(folder).rglob("*")):
+            each.chmod(0o755)
+        base.chmod(0o555)
+        os.seteuid(user)
+        try:
+            assert f"have root call: chown {user} {base} && chmod u+w {base}" in unfenced(CoreGroups(KernelPath(folder)))
+        finally:
+            os.seteuid(before)
+            base.chmod(0o755)
+        assert not groups(base)
+
+
+def test_cores_in_a_group_of_others_stay_there(root: KernelPath, base: KernelPath) -> None:
+    (base / "batch").mkdir()
+    (base / "batch/cpus_list").write_text("1-2\n")
+    found = CoreGroups(root).hold({"acme": ACME, "globex": CoreShare((4,), 0.25)})
+    assert found["acme"].notes[0].endswith("some of its cores are in the resctrl group batch of others")
+    assert held(base) == {"globex": ({4}, {0: 20})}
+    assert cpus(base / "batch") == {1, 2}
+
+
+def test_more_holders_than_the_processor_has_groups_for(root: KernelPath) -> None:
+    base = lay_out(root, 8, closids=3)
+    (base / "batch").mkdir()
+    machine = CoreGroups(root)
+    found = machine.look({"acme": ACME, "globex": GLOBEX})
+    assert machine.hold({"acme": ACME, "globex": GLOBEX}) == found
+    assert found["acme"].how
+    full = "the 3 groups that this processor can have, the default one included, are in use; hold fewer tenants"
+    assert found["globex"].notes[0].endswith(full)
+    assert held(base) == {"acme": ({0, 1}, {0: 40})}
+    # Another server's groups are found only by trying.
+    other = CoreGroups(root)
+    assert other.look({"globex": GLOBEX})["globex"].how
+    assert other.hold({"globex": GLOBEX})["globex"].notes[0].endswith(f"{full} (Out of CLOSIDs)")
+
+
+def test_what_the_kernel_refuses_leaves_no_group_and_is_said(root: KernelPath, base: KernelPath) -> None:
+    (root / "sys/devices/system/cpu/cpu9/cache/index3").mkdir(parents=True)
+    for name, text in {"level": "3", "id": "5"}.items():
+        (root / f"sys/devices/system/cpu/cpu9/cache/index3/{name}").write_text(text)
+    found = CoreGroups(root).hold({"acme": CoreShare((9,), 0.4), "globex": GLOBEX})
+    assert found["acme"].notes[0].endswith("[Errno 22] Invalid argument (Unknown domain 5)")
+    assert held(base) == {"globex": ({2, 3}, {0: 20})}
+    assert "core 12 has no L3 cache" in unfenced(CoreGroups(root), CoreShare((12,), 0.4))
+
+
+def test_threads_of_the_same_physical_cores_are_named_where_the_lower_share_holds_for_both(
+    root: KernelPath, base: KernelPath
+) -> None:
+    (base / "info/MB/thread_throttle_mode").write_text("max\n")
+    found = CoreGroups(root).look({"acme": ACME, "globex": CoreShare((2, 5), 0.25)})
+    assert found["acme"].notes == ()
+    assert found["globex"].notes == ("cores 3-4 are held with them, as they are threads of the same physical cores",)
+
+
+def test_bytes_are_counted_where_the_kernel_counts_them(root: KernelPath) -> None:
+    base = lay_out(root, 8, domains=2)
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME, "globex": GLOBEX})
+    files = {each.name.split("-")[1]: each / "mon_data" for each in groups(base)}
+    for number, count in enumerate((70_000_000_000, 5)):
+        (files["acme"] / f"mon_L3_{number:02}/mbm_total_bytes").write_text(f"{count}\n")
+    (files["globex"] / "mon_L3_01/mbm_total_bytes").write_text("Unavailable\n")
+    assert machine.moved() == {"acme": 70_000_000_005}
+    for folder in files.values():
+        for file in folder.glob("*/*"):
+            file.unlink()
+    assert machine.moved() == {}
+
+
+HOLD = """
+import sys
+from partitions.resctrl import CoreGroups, CoreShare
+from tests.simulation.resctrl import KernelPath
+groups = CoreGroups(KernelPath(sys.argv[1]))
+groups.hold({"acme": CoreShare((0, 1), 0.4)})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_next_start_removes_what_a_killed_server_left_and_nothing_of_one_that_lives(
+    root: KernelPath, base: KernelPath
+) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(root)], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"held\n"
+        machine = CoreGroups(root)
+        machine.hold({})
+        assert held(base) == {"acme": ({0, 1}, {0: 40})}, "its process lives"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert held(base), "nothing removes it before the next start"
+        (base / "batch").mkdir()
+        machine.hold({})
+        assert [each.name for each in groups(base)] == ["batch"]
+        assert cpus(base) == set(range(8))
+
+
+def test_another_program_that_keeps_the_lock_on_all_groups_is_named(root: KernelPath, base: KernelPath) -> None:
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME})
+    lock = os.open(base, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (note,) = machine.hold({"acme": ACME})["acme"].notes
+        assert f"another program has {base} locked (flock) for 2 s" in note
+        assert not groups(base), "what is not held as it is to be is not held"
+    finally:
+        os.close(lock)
+    assert machine.hold({"acme": ACME})["acme"].how

@@ -1,0 +1,174 @@
+"""A folder that behaves as Linux's resctrl, by the kernel's documentation: https://docs.kernel.org/filesystems/resctrl.html
+
+All state is in the folder itself, as the kernel's is in its files. A path of it is a `KernelPath`, whose `mkdir`, `rmdir` and
+`write_text` do what the kernel does for such a call, and set `last_cmd_status`; other processes see the folder as it is then.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import PosixPath
+from typing import Any
+
+MOST = 100
+"""The largest percentage, as of Intel's processors."""
+
+
+class KernelPath(PosixPath):
+    """A path below a root with a `sys/fs/resctrl`; elsewhere it is an ordinary one."""
+
+    @property
+    def _base(self) -> "KernelPath | None":
+        return next((each for each in (self, *self.parents) if each.parts[-3:] == ("sys", "fs", "resctrl")), None)
+
+    @property
+    def _is_group(self) -> bool:
+        return self.parent == self._base and self.name not in ("info", "mon_data", "mon_groups")
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        base = self._base
+        if base is None or not self._is_group or not (base / "info").is_dir():
+            super().mkdir(mode, parents, exist_ok)
+            return
+        if "\n" in self.name:
+            _fail(base, errno.EINVAL, "name contains a newline")
+        most = min(int(file.read_text()) for file in (base / "info").glob("*/num_closids"))
+        if 1 + len(groups(base)) >= most:
+            _fail(base, errno.ENOSPC, "Out of CLOSIDs")
+        super().mkdir(mode)
+        for name in ("schemata", "cpus_list", "tasks", "mode"):
+            PosixPath(self / name).write_text("")
+        PosixPath(self / "schemata").write_text(PosixPath(base / "info/defaults").read_text())
+        for domain in base.glob("mon_data/mon_L3_*"):
+            there = PosixPath(self / "mon_data" / domain.name)
+            there.mkdir(parents=True)
+            (there / "mbm_total_bytes").write_text("0\n")
+        _succeed(base)
+
+    def rmdir(self) -> None:
+        base = self._base
+        if base is None or not self._is_group:
+            super().rmdir()
+            return
+        if not self.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        freed = cpus(self)
+        shutil.rmtree(self)
+        _set_cpus(base, cpus(base) | freed)
+        _succeed(base)
+
+    def write_text(self, data: str, *args: Any, **options: Any) -> int:
+        base = self._base
+        if base is None or self.name not in ("schemata", "cpus_list"):
+            return super().write_text(data, *args, **options)
+        if not self.exists():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        if self.name == "schemata":
+            self._write_schemata(base, data)
+        else:
+            self._write_cpus(base, data)
+        _succeed(base)
+        return len(data)
+
+    def _write_schemata(self, base: "KernelPath", data: str) -> None:
+        if not data.endswith("\n"):
+            _fail(base, errno.EINVAL, "")
+        name, _, values = data.strip().partition(":")
+        before = schemata(self.parent)
+        if name != "MB":
+            _fail(base, errno.EINVAL, f"Unknown or unsupported resource name '{name}'")
+        least, step = (int((base / "info/MB" / each).read_text()) for each in ("min_bandwidth", "bandwidth_gran"))
+        for each in values.split(";"):
+            domain, value = map(int, each.split("="))
+            if domain not in before:
+                _fail(base, errno.EINVAL, f"Unknown domain {domain}")
+            most = max(MOST, *before.values())
+            if not least <= value <= most:
+                _fail(base, errno.EINVAL, f"MB value {value} out of range [{least},{most}]")
+            before[domain] = -(-value // step) * step
+        text = ";".join(f"{domain}={value:4}" for domain, value in before.items())
+        PosixPath(self).write_text(f"    MB:{text}\n")
+
+    def _write_cpus(self, base: "KernelPath", data: str) -> None:
+        try:
+            asked = set(numbers(data))
+        except ValueError:
+            _fail(base, errno.EINVAL, "Bad CPU list/mask")
+        online = {int(each.name[3:]) for each in base.parent.parent.glob("devices/system/cpu/cpu[0-9]*")}
+        if not asked <= online:
+            _fail(base, errno.EINVAL, "Can only assign online CPUs")
+        before = cpus(self.parent)
+        if self.parent == base and before - asked:
+            _fail(base, errno.EINVAL, "Can't drop CPUs from default group")
+        _set_cpus(base, (cpus(base) | (before - asked)) - asked)
+        for group in groups(base):
+            _set_cpus(group, cpus(group) - asked)
+        _set_cpus(self.parent, asked)
+
+
+def lay_out(root: "KernelPath", cores: int, closids: int = 8, domains: int = 1, default: int = MOST) -> KernelPath:
+    """Make the folder for a machine with so many cores, each half a physical one, under so many L3 caches; where it is."""
+    base = PosixPath(root) / "sys/fs/resctrl"
+    for core in range(cores):
+        cache = PosixPath(root) / f"sys/devices/system/cpu/cpu{core}/cache/index3"
+        _write(cache, {"level": "3", "id": str(core * domains // cores)})
+        _write(cache.parent.parent / "topology", {"thread_siblings_list": f"{core // 2 * 2}-{core // 2 * 2 + 1}"})
+    _write(PosixPath(root) / "proc", {"cpuinfo": "vendor_id\t: GenuineIntel"})
+    _write(
+        PosixPath(root) / "proc/self",
+        {"mounts": f"resctrl {base} resctrl rw,relatime 0 0", "cpu_resctrl_groups": "res:/\nmon:/"},
+    )
+    _write(
+        base / "info", {"last_cmd_status": "ok", "defaults": "MB:" + ";".join(f"{each}={default}" for each in range(domains))}
+    )
+    about = {"num_closids": closids, "min_bandwidth": 10, "bandwidth_gran": 10, "thread_throttle_mode": "per-thread"}
+    _write(base / "info/MB", {name: str(each) for name, each in about.items()})
+    _write(base / "info/L3", {"num_closids": str(closids + 8)})
+    _write(base / "info/L3_MON", {"mon_features": "mbm_total_bytes", "num_rmids": "256"})
+    for each in range(domains):
+        _write(base / f"mon_data/mon_L3_{each:02}", {"mbm_total_bytes": "0"})
+    _write(base, {"cpus_list": f"0-{cores - 1}", "schemata": (base / "info/defaults").read_text(), "tasks": "1"})
+    return KernelPath(base)
+
+
+def groups(base: PosixPath) -> list[PosixPath]:
+    """All groups but the default one."""
+    return [each.parent for each in base.glob("*/cpus_list")]
+
+
+def cpus(group: PosixPath) -> set[int]:
+    """The cores of a group."""
+    return set(numbers((group / "cpus_list").read_text()))
+
+
+def schemata(group: PosixPath) -> dict[int, int]:
+    """What a group has of each L3 cache."""
+    _, _, values = (group / "schemata").read_text().strip().partition(":")
+    return {int(domain): int(value) for domain, value in (each.split("=") for each in values.split(";"))}
+
+
+def numbers(text: str) -> Iterable[int]:
+    """Those in a list such as "0-3,8". Raises ValueError."""
+    for each in filter(None, text.strip().split(",")):
+        first, _, last = each.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _set_cpus(group: PosixPath, cores: Iterable[int]) -> None:
+    PosixPath(group / "cpus_list").write_text(",".join(map(str, sorted(cores))) + "\n")
+
+
+def _succeed(base: PosixPath) -> None:
+    PosixPath(base / "info/last_cmd_status").write_text("ok\n")
+
+
+def _fail(base: PosixPath, number: int, status: str) -> None:
+    PosixPath(base / "info/last_cmd_status").write_text(f"{status}\n")
+    raise OSError(number, os.strerror(number))
+
+
+def _write(folder: PosixPath, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(f"{text}\n")
