@@ -84,7 +84,9 @@ async def _on_error(request: Request, error: Exception) -> Response:  # A plain 
     found = answer(_translate(request, error), request_id)
     if found.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error, extra={"request_id": request_id})
-    content = text_messages.error(found.status, found.text) if _is_openai(request.scope["path"]) else Error(found.text)
+    content: Any = Error(found.text)
+    if _is_openai(request.scope["path"]):
+        content = text_messages.error(found.status, found.text, routed=not isinstance(error, HTTPException))
     return json_response(content, found.status, dict(found.headers))
 
 

@@ -97,10 +97,10 @@ _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "inval
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
-def error(status: int, text: str) -> schemas.OpenAIError:
-    """An error as OpenAI's clients expect it."""
+def error(status: int, text: str, routed: bool) -> schemas.OpenAIError:
+    """An error as OpenAI's clients expect it; `routed` is whether there is something at the path."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return schemas.OpenAIError(schemas.OpenAIErrorContent(text, kind, None, _CODES.get(status)))
+    return schemas.OpenAIError(schemas.OpenAIErrorContent(text, kind, None, _CODES.get(status) if routed else None))
 
 
 def _base64(row: Any) -> str:

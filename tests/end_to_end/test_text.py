@@ -200,6 +200,25 @@ def test_errors_are_openais(http: httpx.Client, body: dict[str, Any], status: in
     assert text in found["message"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "text"),
+    [
+        ({"url": "/v1/nothing"}, 404, "there is nothing at /v1/nothing"),
+        ({"url": "/v1/chat/completions"}, 404, "no language models are served here"),
+        ({"method": "GET"}, 405, "GET is not possible here; use POST"),
+        ({"headers": {"Content-Encoding": "br"}}, 415, "Content-Encoding: 'br'; expected gzip, deflate or identity"),
+        ({"headers": {"Content-Encoding": "gzip"}}, 400, "but the body is not gzip"),
+        ({"content": b"{" + b" " * (1 << 20)}, 413, "a body of more than 1048576 bytes"),
+        ({"content": b""}, 400, "the request body is empty; expected an object"),
+    ],
+)
+def test_errors_before_a_model_is_known_are_openais(http: httpx.Client, asked: dict[str, Any], status: int, text: str) -> None:
+    answer = http.request(**{"method": "POST", "url": "/v1/embeddings", "content": b"{}", **asked})
+    found = answer.json()["error"]
+    assert (answer.status_code, found["code"], found["type"]) == (status, None, "invalid_request_error")
+    assert text in found["message"]
+
+
 def test_a_wrong_key_is_an_authentication_error(served: Served) -> None:
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
     with client, pytest.raises(openai.AuthenticationError) as caught:
