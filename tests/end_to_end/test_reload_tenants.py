@@ -251,6 +251,26 @@ def test_a_port_accepts_connections_only_once_its_tenant_has_come(site: Changing
         shutil.rmtree(folder.parent)
 
 
+def test_a_reload_by_the_port_of_the_tenant_that_it_takes_away_is_answered(site: Changing) -> None:
+    """And the connection reaches no other tenant, though its own is there no more."""
+    port, key = free_port(), f"Authorization: Bearer {KEY}"
+    site.write(acme=True, more=f"port = {port}")
+    assert site.reload().status_code == 200
+    with Connection(SimpleNamespace(port=port)) as connection:
+        connection.send(posted("identity", SMALL, key))
+        assert connection.answer().status == 200
+        for removed in (False, True):
+            site.write(acme=not removed, more=f"port = {port}")
+            connection.send(post("/admin/reload"))
+            answer = connection.answer()
+            assert (answer.status, [each["key"] for each in answer.json["changed"]]) == (
+                200,
+                ["server.default_tenant", "tenants.acme"] if removed else [],
+            )
+            connection.send(posted("identity", SMALL, *([] if removed else [key])))
+            assert connection.answer().status == (421 if removed else 200)
+
+
 def _accepts(port: int) -> bool:
     with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=30):
         return True

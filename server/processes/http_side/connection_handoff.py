@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from ...config.schema import Config
 from ...http.asgi import Application, Message
 from ...http.connection_limits import Refusals
 from ...http.head import Head
@@ -60,6 +61,7 @@ class Paced:
         await self._application(scope, receive, paced)
 
 
+_RELOAD = b"/admin/reload"
 _MAX_ACCEPTS = 16
 """Connections taken from the dispatcher in one iteration of the event loop."""
 
@@ -80,16 +82,15 @@ class ReplayProtocol(asyncio.Protocol):
 class ConnectionHandoff:
     """The connections of one HTTP process. Belongs to the event loop.
 
-    `end` is this process's end of the socket to the dispatcher, `name` that of the process; `own_port` is its tenant's, None if
-    it has none. `service` returns what says whose a request is. `server` serves the connections; `spawn` runs a task. With
-    `pace` no more connections are taken than it allows: the others wait at the dispatcher.
+    `end` is this process's end of the socket to the dispatcher, `name` that of the process. `service` returns what says whose a
+    request is. `server` serves the connections; `spawn` runs a task. With `pace` no more connections are taken than it allows:
+    the others wait at the dispatcher.
     """
 
     def __init__(
         self,
         end: socket.socket,
         name: str,
-        own_port: int | None,
         service: Callable[[], Service],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         pace: TokenBucket | None = None,
@@ -97,9 +98,10 @@ class ConnectionHandoff:
         self.server: Server
         self.ports: set[int] = set()
         """The ports by which connections have come."""
+        self._owners: dict[int, str] = {}
+        """Tenants by their own ports, those that have gone too."""
         self._end = end
         self._name = name
-        self._own_port = own_port
         self._service = service
         self._spawn = spawn
         self._pace = pace
@@ -109,6 +111,10 @@ class ConnectionHandoff:
         self.server = server
         self._end.setblocking(False)
         self._watch()
+
+    def learn(self, config: Config) -> None:
+        """These are the tenants from now on."""
+        self._owners |= {tenant.port: name for name, tenant in config.tenants.items() if tenant.port is not None}
 
     def take_all(self) -> None:
         """Take all connections that were already handed over."""
@@ -124,7 +130,7 @@ class ConnectionHandoff:
         """
         service = self._service()
         name = head.tenant = process_for(head.path, head.headers, service.tenancy)
-        if name == self._name or (service.tenants and not self._may_pass_to(name, head, transport)):
+        if name == self._name or not self._may_pass_to(name, head, transport):
             return False
         if transport.get_write_buffer_size():
             return None
@@ -182,14 +188,16 @@ class ConnectionHandoff:
             await asyncio.get_running_loop().connect_accepted_socket(make, received.connection)
 
     def _may_pass_to(self, name: str, head: Head, transport: Any) -> bool:
-        """Whether a tenant's connection may move to this process: to another tenant's, or for administration to the shared one,
-        unless it came by the tenant's own port.
+        """Whether a connection may move to this process: to a tenant's, for administration to the shared one, and from that to
+        any. One that came by a tenant's own port moves for a reload only, and back.
 
         A client that can reach one tenant's port may not be permitted to reach the other tenants. A call that takes a tenant
         away is answered when that tenant's process has ended.
         """
-        there = name in self._service().tenancy.tenants or is_shared(head.path)
-        return there and transport.get_extra_info("sockname")[1] != self._own_port
+        if owner := self._owners.get(transport.get_extra_info("sockname")[1]):
+            return name == owner or head.path == _RELOAD
+        service = self._service()
+        return not service.tenants or name in service.tenancy.tenants or is_shared(head.path)
 
     def _send(self, name: str, transport: Any, data: bytes | bytearray) -> None:
         read_ahead = handoff.memory_file(bytes(data))

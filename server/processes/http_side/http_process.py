@@ -95,10 +95,9 @@ class HttpProcess:
         self._listening = asyncio.Event()
         """Set once connections to its tenant's own port may be accepted, or when it exits."""
         self._grpc: GrpcServer | None = None
-        tenant = arguments.config.tenants.get(arguments.name)
-        own_port, service = tenant.port if tenant else None, lambda: self._service
         pace = TokenBucket(UNAUTHENTICATED_RATE, UNAUTHENTICATED_RATE) if arguments.name == UNAUTHENTICATED else None
-        self._handoff = ConnectionHandoff(arguments.handoff, arguments.name, own_port, service, self._spawn, pace)
+        self._handoff = ConnectionHandoff(arguments.handoff, arguments.name, lambda: self._service, self._spawn, pace)
+        self._handoff.learn(arguments.config)
         self._server = Server(self._uvicorn())
         if arguments.name in (SHARED, UNAUTHENTICATED):
             self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]
@@ -249,6 +248,7 @@ class HttpProcess:
     async def reconfigure(self, live: Live) -> None:
         config = live.config(self._service.config)
         self._service.reconfigure(config)
+        self._handoff.learn(config)
         self._shared.set(config.server.cors_origins)
         if self._tenant and self._tenant.name in config.tenants:
             self._limit(self._tenant, config)
