@@ -7,7 +7,6 @@ from ..errors import ClientGone, Outgrown, RequestError
 from ..link.messages import Done, Shape
 from ..tenants.service import Tenant
 from .inference import Inference, OnEnd
-from .outgrown import reserve_more
 
 
 class InferenceInParts(Inference):
@@ -92,7 +91,7 @@ class InferenceInParts(Inference):
         try:
             slot, served = self._slot, self.served
             assert slot
-            reserve_more(self._tenant, served, served.signature, self._shapes, slot, outgrown)
+            served.request_cache.reserve_more(slot, served.signature, self._shapes, outgrown.nbytes)
             self.proceed()
         except Exception as error:
             self._fail(error)

@@ -21,7 +21,6 @@ from ..link.slots import Slot
 from ..scheduling.admission import ENDED
 from ..tenants.service import Tenant
 from ..tenants.tracing import Trace
-from .outgrown import reserve_more
 from .through_functions import ThroughFunctions
 
 OnEnd = Callable[[Done | Exception], None]
@@ -258,7 +257,7 @@ class Inference:
         try:
             slot, served, lane, timeout = self._slot, self.served, self._tenant.lane, self._timeout
             assert slot
-            reserve_more(self._tenant, served, served.signature, self._shapes, slot, outgrown)
+            served.request_cache.reserve_more(slot, served.signature, self._shapes, outgrown.nbytes)
             if timeout is not None:
                 timeout = self._left(timeout, self._decoded)
             lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout, unasked=self._unasked, begun=True)

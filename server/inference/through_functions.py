@@ -15,7 +15,6 @@ from ..protocol.request import Input, write_inputs
 from ..scheduling.admission import expired
 from ..tenants.catalog import ServedModel
 from ..tenants.service import Tenant
-from .outgrown import reserve_more
 
 if TYPE_CHECKING:
     from ..functions.arrays import Data, Raw
@@ -120,7 +119,7 @@ class ThroughFunctions:
         try:
             if isinstance(end, Outgrown):
                 served, slot = self._served, self._slot
-                reserve_more(self._tenant, served, self._inner, self._shapes, slot, end)
+                served.request_cache.reserve_more(slot, self._inner, self._shapes, end.nbytes)
                 lane, priority, until, unasked = self._tenant.lane, self._priority, self._deadline, self._unasked
                 lane.submit(
                     slot, served.key, self._shapes, self._on_done, priority, None, None, None, False, until, unasked, True

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from engines import Memo, Signature
 
+from ..errors import TooLarge
 from ..link.blocks import block_size
-from ..link.messages import Extent
+from ..link.messages import Extent, Shape
 from ..link.slots import Slot
 from .json_document import Object, parse
 from .request import InferRequest, Limits, Placement, decode, place
@@ -19,6 +20,8 @@ from .response import InferResponse, Written, encode
 from .time_slices import TimeSlices
 
 _MAX_ENTRIES = 64
+_RESERVE_FRACTION = 8
+"""One in so many of a tenant's bytes may be reserved at most for the outputs of one request whose size is not known."""
 MAX_JSON_BYTES = 4096
 """Longer JSON is not cached, and its tensors are not received straight into a slot."""
 
@@ -52,7 +55,7 @@ class RequestCache:
     A request with an id is not cached, because its JSON hardly ever comes again. Large JSON is parsed in `time_slices`.
 
     Each request gets memory for its outputs too; `output_reserve` bytes of it are for outputs whose size does not follow from
-    the shapes, as many as were needed before: see `raise_output_reserve`.
+    the shapes, as many as were needed before: see `reserve_more`.
     """
 
     def __init__(self) -> None:
@@ -99,9 +102,19 @@ class RequestCache:
             self._add(head, length, placement.request, signature, slot)
         return placement
 
-    def raise_output_reserve(self, nbytes: int) -> None:
-        """Reserve at least `nbytes` for the outputs of later requests, because a request has just needed as much."""
-        self.output_reserve = max(self.output_reserve, block_size(nbytes))
+    def reserve_more(self, slot: Slot, signature: Signature, shapes: tuple[Shape, ...], nbytes: int) -> None:
+        """An answer needs so many bytes of its slot, which was known only after the model had run: take them, and have the next
+        requests reserve as much. Raises TooLarge or MemoryFull.
+
+        The slot has inputs of these shapes, as `signature` lays them out.
+        """
+        if nbytes <= slot.capacity:
+            raise TooLarge(f"the answer needs at least {nbytes} bytes of memory, which is more than its model may take")
+        assert slot.blocks
+        _, room = slot.inputs(signature, shapes, slot.capacity)
+        needed, most = nbytes - (room.address - slot.address), slot.blocks.nbytes // _RESERVE_FRACTION
+        self.output_reserve = max(self.output_reserve, block_size(min(needed, most)))
+        slot.reserve(nbytes)
 
     def encode(
         self,
