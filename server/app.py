@@ -46,7 +46,7 @@ from .host.malloc import keep_large_blocks
 from .host.signals import Terminal
 from .host.watchdog import Watchdog
 from .http.connection import forget_heads
-from .http.disconnects import Receive
+from .http.exchange import Receive
 from .http.infer import Infer, Send
 from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD

@@ -18,8 +18,7 @@ import httptools
 
 from ..errors import ClientGone, TooLarge
 from .connection_limits import Activity, Connections
-from .disconnects import Receive
-from .exchange import MAX_BODY
+from .exchange import MAX_BODY, Receive
 from .strict import MAX_HEADER_BYTES
 
 MAX_DISCARDED = 1 << 20

@@ -1,12 +1,11 @@
 """A request and its reply, independent of the transport that carries them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
-from .disconnects import Receive
-
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = dict[bytes, bytes]
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}

@@ -17,8 +17,7 @@ from ..protocol.request import InferRequest
 from ..tenants import audit
 from .body import content_length
 from .compression import encoding_of
-from .disconnects import Receive
-from .exchange import Call, Headers, Reply
+from .exchange import Call, Headers, Receive, Reply
 from .inference import Target, refusal
 
 _FIELDS = [

@@ -7,6 +7,7 @@ Under any ASGI server `Infer` is an ASGI application of its own, without the fra
 import asyncio
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,13 +18,66 @@ from ..tenants.unread import UnreadAnswers
 from . import asgi, compression, generate, strict
 from .body import Body, content_length
 from .connection_limits import Connections, Refusals
-from .disconnects import DisconnectWatcher, Receive
-from .exchange import MAX_BODY, Call, Headers, Reply
+from .exchange import MAX_BODY, Call, Headers, Receive, Reply
 from .head import Head
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import is_generate, parse_infer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Watch:
+    """A waiting request, and the task that listens for its disconnect, once started."""
+
+    answer: "asyncio.Future[Any]"
+    receive: Receive
+    seen: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
+class DisconnectWatcher:
+    """Fails the future of a waiting request with ClientGone when its client disconnects. Belongs to the event loop.
+
+    Listening for a disconnect needs one task per request, which costs more than a short inference. So a waiting request is only
+    recorded, and a timer that runs every few milliseconds starts a listener for each request that was already there the last
+    time: after it has waited `patience` to twice `patience` seconds.
+    """
+
+    def __init__(self, patience: float = 0.01) -> None:
+        self._patience = patience
+        self._watches: dict[int, Watch] = {}
+        self._scheduled = False
+
+    def watch(self, answer: "asyncio.Future[Any]", receive: Receive) -> None:
+        """Watch a request that starts to wait for `answer`; its body must have been received."""
+        self._watches[id(answer)] = Watch(answer, receive)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(self._patience, self._check)
+
+    def unwatch(self, answer: "asyncio.Future[Any]") -> None:
+        """Stop watching: the request no longer waits."""
+        watch = self._watches.pop(id(answer))
+        if watch.task:
+            watch.task.cancel()
+            watch.task = None  # Breaks the cycle of task and watch, which only the garbage collector would free.
+
+    def _check(self) -> None:
+        for watch in self._watches.values():
+            if watch.seen and watch.task is None:
+                watch.task = asyncio.ensure_future(_listen(watch))
+            watch.seen = True
+        self._scheduled = bool(self._watches)
+        if self._scheduled:
+            asyncio.get_running_loop().call_later(self._patience, self._check)
+
+
+async def _listen(watch: Watch) -> None:
+    while (await watch.receive())["type"] != "http.disconnect":
+        pass
+    if not watch.answer.done():
+        watch.answer.set_exception(ClientGone("the client closed its connection"))
 
 
 class Infer:

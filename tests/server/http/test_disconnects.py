@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.errors import ClientGone
-from server.http.disconnects import DisconnectWatcher
+from server.http.infer import DisconnectWatcher
 
 Message = MutableMapping[str, Any]
 
