@@ -164,7 +164,10 @@ class Device(Protocol):
 
     @property
     def unit(self) -> str:
-        """The unit that granules are counted in: `core` or `SM`."""
+        """The unit that granules are counted in: `core` or `SM`.
+
+        Shares of another unit are `granules`, unless `server.config.tenant` has a key for it.
+        """
 
     @property
     def granules(self) -> tuple[int, ...]:
@@ -174,12 +177,12 @@ class Device(Protocol):
     def address(self) -> str:
         """Where the host's tools find it: the PCI address of a GPU, or its cores in the order of granules, as in `0,1,4`.
 
-        "" if there is no such place.
+        "" if there is no such place. Where it has a colon `partitions.health` has NVML asked about it.
         """
 
     @property
     def uuid(self) -> str:
-        """Which GPU it is, of all there are; "" for a device without a UUID."""
+        """Which GPU it is, of all there are; "" for a device without a UUID. The server offers MPS to devices with one."""
 
     @property
     def shared(self) -> bool:
@@ -212,7 +215,11 @@ class Device(Protocol):
         """Bytes of memory that the device has; None if that cannot be found out. May block."""
 
     def bandwidth(self) -> Bandwidth | None:
-        """What the device moves at most; None if that cannot be found out, or is not shared out by units. May block."""
+        """What the device moves at most; None if that cannot be found out, or is not shared out by units. May block.
+
+        Where there is an answer, tenants can be held to parts of it. What their works move is guessed as long as
+        `partitions.health` has no meter for this kind of device.
+        """
 
     def energy(self) -> int | None:
         """Microjoules that the device has taken, on a meter that only grows but may begin again; None if there is none.

@@ -80,6 +80,15 @@ def test_modules_in_code_exist(page: Path) -> None:
     assert [name for name in named if not name.endswith((".toml", ".service")) and not _is_named(name)] == []
 
 
+def test_modules_that_the_list_of_packages_names_alone_exist() -> None:
+    """`loads` and `observer` were none."""
+    packages = (ROOT / "docs/architecture.md").read_text().partition("\n## Packages\n")[2].partition("\n## ")[0]
+    sources = [path for package in ("greenlane", "server", "engines", "partitions") for path in (ROOT / package).rglob("*.py")]
+    named = set(re.findall(r"`([a-z_]+)`", packages))
+    assert len(named) > 50
+    assert sorted(named - {path.stem for path in sources} - {path.parent.name for path in sources}) == []
+
+
 @current_page
 def test_routes_are_named_with_a_method_that_they_have(page: Path) -> None:
     """`GET /v2/repository/index` was in two rows of the alerts, and is 405."""

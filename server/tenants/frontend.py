@@ -2,8 +2,8 @@
 
 What is asked of it depends on who asks: a runtime (`Frontend`, whose `HttpSide` it calls), or the controller
 (`ManagedFrontend`). What it is depends on where the HTTP side is: in this process (`local_frontend.LocalFrontend`), or in
-another one, which the supervisor reaches by a `RemoteFrontend` (`processes.remote`), whose `HttpSide` a device process calls
-over its channel. Who asks does not know which.
+another one, which the supervisor reaches by a `RemoteFrontend` (`processes.remote`). A device process has a `LinkedFrontend`
+(`processes.device_side`), which calls that one's `HttpSide` over the supervisor. Who asks does not know which.
 """
 
 import math
