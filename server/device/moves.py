@@ -10,7 +10,6 @@ from partitions import probe as probes
 from partitions.plan import Granules
 
 from ..control.descriptions import Paused
-from ..control.device_runtime import halt_all
 from ..facts import milliseconds
 from ..workers.placement import Placement, close_all
 from ..workers.worker import Worker
@@ -18,6 +17,8 @@ from ..workers.worker_control import Halting, WorkerControl, hold
 from .placements import Placements
 from .tenant_locks import TenantLocks
 
+_REST = 0.001
+"""Seconds after a switch for which the interpreter is left to the threads that serve from then on, before the move goes on."""
 MakeWorker = Callable[[str, Placement], Worker]
 """Makes a tenant's worker, whose home is this placement."""
 
@@ -107,9 +108,10 @@ class PartitionMoves:
         fenced = [name for name, old in before.items() if self._placements.of(name).fence.hand_over(old, prepared[name])]
         try:
             self._resume()
-            pauses = {name: Paused(milliseconds(self._worker_control.paused(name)), name in taken) for name in before}
             for name in prepared.keys() - before.keys():
                 self._worker_control.serve(name)
+            await asyncio.sleep(_REST if before else 0)
+            pauses = {name: Paused(milliseconds(self._worker_control.paused(name)), name in taken) for name in before}
             for name in fenced:
                 await asyncio.to_thread(prepared[name].revoke)
             for name in taken:
@@ -122,7 +124,9 @@ class PartitionMoves:
 
     async def switch(self) -> dict[str, Paused]:
         """`settle`, `halt` and `commit` at once."""
-        await halt_all([self])
+        await self.settle()
+        while not await self.halt():
+            await self.settle()
         return await self.commit()
 
     async def discard(self) -> None:

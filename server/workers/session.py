@@ -66,7 +66,9 @@ class Session:
     completions; and one waits for the works in `flights`, as `roles` decides.
     """
 
-    def __init__(self, endpoint: Endpoint, priority: GilPriority, threads: int, loop: LaunchLoop | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, priority: GilPriority, parking: Semaphore | None, loop: LaunchLoop | None = None
+    ) -> None:
         tickets, completions = endpoint.link.tickets, endpoint.link.completions
         wake = loop.wake if loop else tickets.wake
         self.link = endpoint.link
@@ -74,7 +76,7 @@ class Session:
         self.loop = loop
         self.answered_wakes = 0
         """The `wakes` of the launch loop that a thread has seen to since."""
-        self.roles = ThreadRoles(threads, wake)
+        self.roles = ThreadRoles(parking, wake)
         self.deferred = DeferredTickets(tickets.take_returned(), completions.report_deferred, wake)
         self.flights: deque[InFlight] = deque()
         self.unfinished: dict[int, Unfinished] = tickets.unfinished
@@ -86,8 +88,6 @@ class Session:
         self.ended.set_running_or_notify_cancel()  # So that nothing that awaits it can cancel it.
         self.error: Exception | None = None
         """Why the threads ended, if one of them failed."""
-        self.started = Semaphore(0)
-        """Released by each thread once it is attached to the partition, or failed to."""
 
     @property
     def has_work(self) -> bool:
@@ -182,28 +182,27 @@ class ThreadRoles:
     until one thread has woken the other. If works end sooner than a thread can be woken, the second thread costs more than it
     gains. While works are that short one of the two is parked, and the other polls for tickets between two waits.
 
-    The second of two threads is parked at first. `wake` makes one listening thread return. `stopped`: the threads should end
-    once nothing is in flight. `alone`: the thread that waits for works has to poll for tickets, as no other thread listens.
-    `long`: the current or last work is a long one.
+    The second of two threads is parked behind `parking` at first, before it calls anything; with None there is one thread.
+    `wake` makes one listening thread return. `stopped`: the threads should end once nothing is in flight. One that is parked by
+    then has no part in that, and ends once `parking` is released. `alone`: the thread that waits for works has to poll for
+    tickets, as no other thread listens. `long`: the current or last work is a long one.
     """
 
-    def __init__(self, threads: int, wake: Callable[[], None]) -> None:
+    def __init__(self, parking: Semaphore | None, wake: Callable[[], None]) -> None:
         self.stopped = self.long = False
         self.alone = True
         self._wake = wake
         self._changing = Lock()
-        self._parking = Semaphore(0)
-        self._threads = threads
-        self._parked = threads > 1
+        self._parking = parking or Semaphore(0)
+        self._threads = 1 if parking is None else 2
+        self._parked = parking is not None
+        self._left = 0
+        """Threads that were parked when all were to end."""
         self._waiting = Lock()
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "one waits" if self._waiting.locked() else "none waits"
         return f"<ThreadRoles of {self._threads} threads, {state}{', one is parked' if self._parked else ''}>"
-
-    def enter(self) -> None:
-        """Called first by the second thread: blocks while it is parked."""
-        self._parking.acquire()
 
     def listens(self, timed: bool = False) -> bool:
         """Called by an idle thread: whether it should listen for tickets, or end. Blocks while the thread is parked, which is
@@ -231,20 +230,19 @@ class ThreadRoles:
                 self._unpark()
 
     def stop(self) -> None:
-        """Make all threads end once nothing is in flight. Any thread."""
+        """Make all threads end once nothing is in flight; one that is parked stays so. Any thread."""
         with self._changing:
             self.stopped = True
-            self._unpark()
+            self._left = int(self._parked)
         self._wake()
 
     def end(self) -> bool:
-        """The calling thread ends; returns whether it was the last."""
+        """The calling thread ends, after `stop`; returns whether it was the last that is not parked."""
         with self._changing:
             self._threads -= 1
-            self._unpark()
             self.alone = True
-            last = not self._threads
-        if not last:
+            last = self._threads == self._left
+        if self._threads > self._left:
             self._wake()  # The other may still be listening.
         return last
 
@@ -257,7 +255,7 @@ class ThreadRoles:
 
     def _unpark(self) -> None:
         """Call with `_changing` held."""
-        if self._parked:
+        if self._parked and not self.stopped:
             self._parked = self.alone = False
             self._parking.release()
 

@@ -105,13 +105,11 @@ class TicketRunner:
         if self._loop_runs is not None:
             self._loop_runs.close()
 
-    def run(self, second: int) -> None:
-        """A thread, the first or the second: until `Session.roles.stop` was called and nothing is in flight any more."""
+    def run(self, failed: Exception | None) -> None:
+        """A thread, which may have `failed` already: until `Session.roles.stop` was called and nothing is in flight."""
         try:
-            self._partition.attach()
-            self.session.started.release()
-            if second:
-                self.session.roles.enter()
+            if failed:
+                raise failed
             self._work()
         except Exception as error:
             self._fail_session(error)
@@ -129,7 +127,6 @@ class TicketRunner:
         session = self.session
         log.error("%s failed: %s", self, error, exc_info=error)
         session.error = error
-        session.started.release()
         session.roles.stop()
         if isinstance(error, DeviceLost):
             self._on_lost(error)

@@ -58,7 +58,13 @@ class Worker:
         self.runner: TicketRunner | None = None
         """Of the link that it serves."""
         self._threads: list[Thread] = []
-        self._gate = Semaphore(0)
+        self._ending: list[Thread] = []
+        """Those that have ended, or are parked and end once their gate is released."""
+        self._gates = Semaphore(0), Semaphore(0)
+        """Of the first of these threads, and of the second, which goes on parked behind it."""
+        self._attached = Semaphore(0)
+        self._unattached: list[Exception] = []
+        """Why threads could not be attached to the partition."""
         self._ready_loop: LaunchLoop | None = None
         """Of the link that this worker is to serve next."""
         self._cancellations = Cancellations()
@@ -140,16 +146,21 @@ class Worker:
             loop.revoke()
 
     def warm_up(self) -> None:
-        """Start the threads, which wait until `serve` is called: that takes less time then. Blocks for about a millisecond."""
+        """Start the threads, which wait until `serve` is called: that takes less time then. Blocks for about a millisecond.
+
+        Raises RuntimeError if there can be no more threads.
+        """
         if not self._threads:
-            names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
-            hosted = self.partition.host_cores is not None
-            self._threads = [
-                Thread(target=self._run, args=(second,), name=name, daemon=True)
-                for second, name in enumerate(names[:1] if hosted else names)
-            ]
-            for thread in self._threads:
-                thread.start()
+            before, self._gates = self._gates, (Semaphore(0), Semaphore(0))
+            for gate in before:  # One of `_ending` may be parked there.
+                gate.release()
+            self._attached, self._unattached = Semaphore(0), []
+            self._ending = [thread for thread in self._ending if thread.is_alive()]
+        for second in range(len(self._threads), 1 if self.partition.host_cores is not None else 2):
+            name = f"worker {self.partition!r}{', second' * second}"
+            thread = Thread(target=self._run, args=(self._gates[second],), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def take_over(self, endpoint: Endpoint, before: "Worker") -> None:
         """Have graphs ready for the tickets that the launch loop of the worker runs that serves this link now: `serve` goes on
@@ -167,6 +178,7 @@ class Worker:
 
     def serve(self, endpoint: Endpoint) -> None:
         """Have the threads run the tickets of this link."""
+        self.warm_up()
         if endpoint is not self._endpoint:  # Serials start again at 1 with each link.
             self._cancellations.by_slot = {}
         self._endpoint, self._cancellations.abandoned = endpoint, None
@@ -174,7 +186,8 @@ class Worker:
         endpoint.link.tickets.open()
         endpoint.link.completions.set_on_host_cores(hosted)
         loop = self._open_loop(endpoint)
-        session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
+        priority, parking = self._priorities.join(endpoint.link.tickets.waiting), None if hosted else self._gates[1]
+        session = Session(endpoint, priority, parking, loop)
         if loop:
             self._use_placements(loop)
         runner = self.runner = TicketRunner(
@@ -193,9 +206,7 @@ class Worker:
         runner.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
-        self.warm_up()
-        for _ in self._threads:
-            self._gate.release()
+        self._gates[0].release()
 
     def _open_loop(self, endpoint: Endpoint) -> LaunchLoop | None:
         """The launch loop for this link, that of `take_over` if there is one; None on CPU cores, or where none was compiled."""
@@ -236,16 +247,13 @@ class Worker:
                 flight.work.cancel()
 
     def wait_until_started(self) -> bool:
-        """Whether all threads that `serve` started are attached to the partition. Blocks until each is, or has failed."""
-        runner = self.runner
-        if runner is None:
-            return False
+        """Whether it serves, with all threads attached to the partition. Blocks until each is, or has failed."""
         for _ in self._threads:
-            runner.session.started.acquire()
-        return runner.session.error is None
+            self._attached.acquire()
+        return self.runner is not None and not self._unattached
 
     def stop(self) -> "Future[None]":
-        """Begin to halt, without blocking; call `halt` when the future is done."""
+        """Begin to halt, without blocking; call `halt`, or first `hand_over`, when the future is done."""
         if runner := self.runner:
             runner.session.roles.stop()
             return runner.session.ended
@@ -255,26 +263,27 @@ class Worker:
 
     def halt(self) -> None:
         """Start nothing more, and wait for what is in flight. Blocks. Deferred tickets are left to the next worker."""
+        self.stop().result()
+        self.hand_over()
+        if loop := self._ready_loop:
+            loop.close()
+            self._ready_loop = None
+        for gate in self._gates:  # For threads that are parked, or have not served.
+            gate.release()
+        for thread in (*self._ending, *self._threads):
+            thread.join()
+        self._ending, self._threads = [], []
+
+    def hand_over(self) -> None:
+        """Leave the link to the worker that serves it next; `halt` ends the threads, later. The future of `stop` is done."""
         if runner := self.runner:
             session = runner.session
-            session.roles.stop()
-            for thread in self._threads:
-                thread.join()
             runner.close()
+            self._ending += self._threads
             self._threads, self.runner = [], None
             if session.loop:
                 session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
-            return
-        if loop := self._ready_loop:
-            loop.close()
-            self._ready_loop = None
-        if self._threads:  # No ticket will come that they could take.
-            for _ in self._threads:
-                self._gate.release()
-            for thread in self._threads:
-                thread.join()
-            self._threads = []
 
     def cancel(self, slot: int, serial: int) -> None:
         """Cancel this ticket if it is still here; its completion is reported all the same. Does not block. Any thread."""
@@ -324,8 +333,15 @@ class Worker:
             if (trim := getattr(executor, "trim", None)) is not None:
                 trim(after, idle)
 
-    def _run(self, second: int) -> None:
-        """A thread: wait for `serve`, or for `halt` without it."""
-        self._gate.acquire()
-        if runner := self.runner:
-            runner.run(second)
+    def _run(self, gate: Semaphore) -> None:
+        """A thread: wait for `serve`, or for `halt` without it; the second one until it is parked no more."""
+        failed: Exception | None = None
+        try:
+            self.partition.attach()
+        except Exception as error:
+            failed = error
+            self._unattached.append(error)
+        self._attached.release()
+        gate.acquire()
+        if (runner := self.runner) and gate in self._gates:
+            runner.run(failed)

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 
 from partitions import Device, PartitionError
 from partitions.base import Closing
@@ -39,7 +41,7 @@ class Halting:
         self._max_pause = max_pause
         self._until: float | None = None
         self._held: list[str] = []
-        self._halting: dict[str, asyncio.Future[None]] = {}
+        self._halting: dict[str, Future[None]] = {}
 
     async def settle(self) -> None:
         """Wait until no inference has taken longer than SHORT_WORK; the tenants of such ones begin nothing new from now on.
@@ -73,17 +75,15 @@ class Halting:
     def end(self) -> None:
         """Serve all of them by their current workers, each as soon as it has halted."""
         held, self._held = self._held, []
+        self._resume([name for name, halted in self._halting.items() if halted.done()])
         for name in held:
-            halted = self._halting.pop(name, None)
-            if halted is None:
+            if halted := self._halting.pop(name, None):  # Before it has ended, two workers would read the link.
+                asyncio.wrap_future(halted).add_done_callback(partial(self._go_on, name))
+            else:
                 self._control.locks[name].release()
-            elif halted.done():
-                self._go_on(name)
-            else:  # Before it has ended, two workers would read the link.
-                halted.add_done_callback(partial(self._go_on, name))
 
-    def _go_on(self, name: str, _: object = None) -> None:
-        self._control.resume(name, self._workers[name])
+    def _go_on(self, name: str, _: object) -> None:
+        self._control.resume({name: self._workers[name]})
         self._control.locks[name].release()
 
     def _stop(self, names: Collection[str]) -> None:
@@ -92,13 +92,27 @@ class Halting:
     def _resume(self, names: Collection[str]) -> None:
         for name in names:
             del self._halting[name]
-            self._control.resume(name, self._workers[name])
+        self._control.resume({name: self._workers[name] for name in names})
 
     async def _unfinished(self, seconds: float) -> list[str]:
         """Wait until all that are halting have halted, at most this long; those that have not."""
-        if self._halting:
-            await asyncio.wait(self._halting.values(), timeout=max(0.0, seconds))
+        if waits_for := [halted for halted in self._halting.values() if not halted.done()]:
+            await asyncio.wait({_all_done(waits_for)}, timeout=max(0.0, seconds))
         return [name for name, halted in self._halting.items() if not halted.done()]
+
+
+def _all_done(futures: Collection[Future[None]]) -> asyncio.Future[None]:
+    """Done when all of these are: only the last one wakes the event loop, which would take the interpreter from the others."""
+    loop = asyncio.get_running_loop()
+    all_done, others = loop.create_future(), count(len(futures) - 1, -1)
+
+    def done(_: Future[None]) -> None:
+        if not next(others) and not loop.is_closed():
+            loop.call_soon_threadsafe(all_done.set_result, None)
+
+    for each in futures:
+        each.add_done_callback(done)
+    return all_done
 
 
 async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
@@ -175,25 +189,31 @@ class WorkerControl:
         """Halts these tenants' workers; nothing is done yet."""
         return Halting(self, workers, self._max_pause)
 
-    def stop(self, name: str, worker: Worker) -> "asyncio.Future[None]":
+    def stop(self, name: str, worker: Worker) -> Future[None]:
         """Begin to halt a tenant's worker; `resume` it when the future is done. Its lock is held."""
         self._halted_at[name] = time.monotonic()
-        return asyncio.wrap_future(worker.stop())
+        return worker.stop()
 
     def paused(self, name: str) -> float:
         """The seconds for which a tenant was last halted: from when its worker took no more tickets until it served again."""
         return self._paused.get(name, 0.0)
 
-    def resume(self, name: str, halted: Worker) -> None:
-        """Serve a tenant whose worker has halted by its current worker. Its lock is held."""
-        ended = time.monotonic()
-        halted.halt()
-        joined = time.monotonic()
-        if self._lifecycle.state != "closed":
-            self.serve(name)
-        self._paused[name] = time.monotonic() - self._halted_at[name]
-        spent = 1e3 * (ended - self._halted_at[name]), 1e3 * (joined - ended), 1e3 * (time.monotonic() - joined)
-        log.debug("%s was paused: all was ready after %.2f ms, joining threads took %.2f, starting them %.2f", name, *spent)
+    def resume(self, halted: Mapping[str, Worker]) -> None:
+        """Serve tenants whose workers have halted by their current workers. Their locks are held.
+
+        What need not be done before all of them are served again is done after it.
+        """
+        ended, serves = time.monotonic(), self._lifecycle.state != "closed"
+        for name, worker in halted.items():
+            worker.hand_over()
+            if serves:
+                self._workers[name].serve(self._endpoints[name])
+            self._paused[name] = time.monotonic() - self._halted_at[name]
+        for name, worker in halted.items():
+            if serves and self._workers[name].partition.host_cores != worker.partition.host_cores:
+                self._set_cores(name)
+            spent = 1e3 * (ended - self._halted_at[name]), 1e3 * self._paused[name]
+            log.debug("%s was paused: all was ready after %.2f ms, and it was served after %.2f", name, *spent)
 
     async def replace_link(self, name: str, free: Callable[[], None]) -> None:
         """Cancel a tenant's work in flight, have its worker serve the frontend's new link when that has ended, and call `free`.
@@ -233,9 +253,11 @@ class WorkerControl:
 
     def serve(self, name: str) -> None:
         """Start the tenant's current worker, which is halted or new, and set the frontend's cores to those of its partition."""
-        worker = self._workers[name]
-        worker.serve(self._endpoints[name])
-        self._frontends[name].http_side.set_cores(worker.partition.host_cores)
+        self._workers[name].serve(self._endpoints[name])
+        self._set_cores(name)
+
+    def _set_cores(self, name: str) -> None:
+        self._frontends[name].http_side.set_cores(self._workers[name].partition.host_cores)
 
     def close(self) -> None:
         """Release the page-locked memory; no worker may be serving."""

@@ -1,6 +1,7 @@
 """`ThreadRoles` without a worker: which of two threads listens, waits for the device, or is parked."""
 
 from collections.abc import Iterator
+from threading import Semaphore
 
 import pytest
 
@@ -26,9 +27,15 @@ def wakes() -> Wakes:
 
 
 @pytest.fixture
-def roles(wakes: Wakes) -> Iterator[ThreadRoles]:
+def parking() -> Semaphore:
+    """Where the second thread is parked."""
+    return Semaphore(0)
+
+
+@pytest.fixture
+def roles(parking: Semaphore, wakes: Wakes) -> Iterator[ThreadRoles]:
     """Roles of two threads, of which the test is the first."""
-    roles = ThreadRoles(2, wakes)
+    roles = ThreadRoles(parking, wakes)
     yield roles
     roles.stop()
 
@@ -45,8 +52,8 @@ def test_one_thread_waits_at_a_time(roles: ThreadRoles) -> None:
     assert roles.waits()
 
 
-def test_the_second_thread_is_parked_until_works_take_long(roles: ThreadRoles) -> None:
-    _, entered = in_a_thread(roles.enter)
+def test_the_second_thread_is_parked_until_works_take_long(roles: ThreadRoles, parking: Semaphore) -> None:
+    _, entered = in_a_thread(parking.acquire)
     assert parked(roles)
     assert roles.alone
     roles.expect(False)
@@ -64,9 +71,9 @@ def test_both_threads_listen_while_works_take_long(roles: ThreadRoles) -> None:
     assert not parked(roles)
 
 
-def test_once_works_are_short_one_idle_thread_is_parked_and_the_other_listens(roles: ThreadRoles) -> None:
+def test_once_works_are_short_one_idle_thread_is_parked_and_the_other_listens(roles: ThreadRoles, parking: Semaphore) -> None:
     roles.expect(True)
-    roles.enter()
+    parking.acquire()
     assert roles.waits()
     roles.expect(False)
     assert not roles.alone  # The other may be listening yet: this one must not look for tickets.
@@ -79,25 +86,24 @@ def test_once_works_are_short_one_idle_thread_is_parked_and_the_other_listens(ro
     assert listens.result(PATIENCE)
 
 
-def test_a_thread_that_listens_for_a_time_only_is_not_parked(roles: ThreadRoles) -> None:
+def test_a_thread_that_listens_for_a_time_only_is_not_parked(roles: ThreadRoles, parking: Semaphore) -> None:
     """The other may listen for a ticket that has come already."""
     roles.expect(True)
-    roles.enter()
+    parking.acquire()
     roles.expect(False)
     assert roles.listens(timed=True)
     assert not parked(roles)
 
 
-def test_stop_wakes_listening_and_parked_threads_and_ends_listening(roles: ThreadRoles, wakes: Wakes) -> None:
-    _, entered = in_a_thread(roles.enter)
+def test_stop_wakes_a_listening_thread_and_ends_listening(roles: ThreadRoles, wakes: Wakes) -> None:
     roles.stop()
-    entered.result(PATIENCE)
     assert wakes.count == 1
     assert not roles.listens()
     assert "stopped" in repr(roles)
 
 
 def test_end_wakes_the_other_thread_and_returns_true_for_the_last(roles: ThreadRoles, wakes: Wakes) -> None:
+    roles.expect(True)
     roles.stop()
     assert not roles.end()
     assert wakes.count == 2
@@ -105,16 +111,32 @@ def test_end_wakes_the_other_thread_and_returns_true_for_the_last(roles: ThreadR
     assert wakes.count == 2
 
 
-def test_the_second_thread_serves_alone_if_the_first_could_not_start(roles: ThreadRoles) -> None:
-    _, entered = in_a_thread(roles.enter)
-    assert not roles.end()  # The first could not be attached to its partition.
-    entered.result(PATIENCE)
-    assert roles.alone
-    assert roles.listens()
+@pytest.mark.parametrize("parked_before", [False, True])
+def test_a_thread_that_is_parked_when_all_are_to_end_is_not_waited_for(
+    roles: ThreadRoles, parking: Semaphore, wakes: Wakes, parked_before: bool
+) -> None:
+    if parked_before:
+        roles.expect(True)
+        parking.acquire()
+        roles.expect(False)
+        _, listens = in_a_thread(roles.listens)
+        while not parked(roles):
+            pass
+    roles.stop()
+    roles.expect(True)
+    assert not parking.acquire(blocking=False)
+    assert roles.end()
+    assert wakes.count == 1
+    if parked_before:
+        assert not listens.done()
+        parking.release()
+        assert not listens.result(PATIENCE)
+        assert not roles.end()
+        assert wakes.count == 1
 
 
 def test_a_single_thread_is_never_parked(wakes: Wakes) -> None:
-    roles = ThreadRoles(1, wakes)
+    roles = ThreadRoles(None, wakes)
     for long in (True, False, True):
         roles.expect(long)
         assert roles.alone

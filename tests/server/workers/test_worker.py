@@ -248,7 +248,31 @@ def test_threads_that_were_started_early_serve_when_they_are_to_and_end_with_the
             assert bench.answer(bench.next()) == [1]
         bench.worker.halt()
         assert not any(thread.is_alive() for thread in early)
-        assert {*bench.partition.threads} == ({*early} if served else set())
+        assert {*bench.partition.threads} == {*early}, "they were attached meanwhile"
+
+
+@pytest.mark.parametrize("there_are", [0, 1])
+def test_threads_that_could_not_be_started_early_are_when_the_worker_is_to_serve(
+    there_are: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, start = [True] * there_are, threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    with benched() as bench:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            bench.worker.warm_up()
+        monkeypatch.undo()
+        bench.worker.serve(bench.endpoint)
+        assert bench.worker.wait_until_started()
+        assert len(bench.partition.threads) == 2
+        bench.put(bench.ticket(0, 1))
+        assert bench.answer(bench.next()) == [1]
 
 
 def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(either: Bench) -> None:
