@@ -1,5 +1,6 @@
 """Files, sections, modules and names that the documentation mentions exist."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -87,6 +88,25 @@ def test_modules_that_the_list_of_packages_names_alone_exist() -> None:
     named = set(re.findall(r"`([a-z_]+)`", packages))
     assert len(named) > 50
     assert sorted(named - {path.stem for path in sources} - {path.parent.name for path in sources}) == []
+
+
+def test_members_of_classes_that_are_named_exist() -> None:
+    """In pages and in docstrings; `Frontend.page_out` was none. Only of our classes, with what those of the same name have."""
+    sources = [path for package in ("greenlane", "server", "engines", "partitions") for path in (ROOT / package).rglob("*.py")]
+    classes = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    words = {node.name: set[str]() for node in classes}
+    for node in classes:
+        words[node.name] |= set(re.findall(r"\w+", ast.unparse(node)))
+    for _ in range(4):  # Bases, and theirs: as deep as they are.
+        for node in classes:
+            words[node.name] |= set().union(*(words.get(ast.unparse(base).partition("[")[0], ()) for base in node.bases))
+    wrong = [
+        f"{_name(path)}: {name}.{member}"
+        for path in [*sources, *(page for page in PAGES if page.parent != LAB)]
+        for name, member in re.findall(r"`(?:[a-z_]+\.)*([A-Z]\w+)\.(\w+)[`(]", path.read_text())
+        if name in words and member not in words[name]
+    ]
+    assert wrong == []
 
 
 @current_page
