@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from engines import EngineError, TensorMismatch
-from partitions import DoesNotFit, PartitionError, Unsupported
+from partitions import DeviceLost, DoesNotFit, PartitionError, Unsupported
 
 log = logging.getLogger("greenlane.infer")
 
@@ -131,6 +131,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     EngineError: (500, "INTERNAL"),
     PartitionError: (500, "INTERNAL"),
     Unavailable: (503, "UNAVAILABLE"),
+    DeviceLost: (503, "UNAVAILABLE"),
     DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
 }
 """The HTTP status and the name of the gRPC status of each error."""

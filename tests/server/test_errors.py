@@ -1,7 +1,7 @@
 import pytest
 
 from engines import EngineError, ExecutionFailed, ModelRefused, TensorMismatch
-from partitions import DoesNotFit, PartitionError
+from partitions import DeviceLost, DoesNotFit, PartitionError
 from server.errors import (
     Ambiguous,
     BadRequest,
@@ -38,6 +38,7 @@ SAID: list[tuple[Exception, int, dict[str, str]]] = [
     (UnsupportedEncoding("said"), 415, {"accept-encoding": "gzip, deflate"}),
     (QueueFull("said"), 429, {"retry-after": "1"}),
     (Unavailable("said"), 503, {"retry-after": "1"}),
+    (DeviceLost("said"), 503, {"retry-after": "1"}),
     (DeadlineExceeded("said"), 504, {}),
 ]
 OURS: list[Exception] = [

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from partitions import PartitionError
 from partitions.plan import Granules
 
 from ...config.schema import Config
@@ -79,7 +80,7 @@ class TenantTransfers:
         assert isinstance(source, RemoteRuntime)
         try:
             target = await self._find(device, tenant)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, PartitionError) as error:
             raise Unavailable(f"tenant {tenant}: no process of device {device} can be started: {error}{_UNCHANGED}") from error
         try:
             await self._transfer(tenant, source, target, granules)

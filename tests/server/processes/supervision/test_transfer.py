@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from partitions import DeviceUnavailable
+from partitions.errors import MpsError
 from server.config.schema import Config, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.descriptions import AS_CONFIGURED
-from server.errors import Conflict
+from server.errors import Conflict, Unavailable
 from server.processes.remote.remote_frontend import open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.processes.supervision.tenant_processes import TenantSides, TenantTransfers
@@ -34,6 +36,8 @@ class Site:
         self.source = RemoteRuntime("the device process", {"acme": self.frontend}, lambda *_: None)
         self.target = RemoteRuntime("the device process", {}, lambda *_: None)
         self.second = Process()
+        self.refused: Exception | None = None
+        """Why no process of the other device can be started."""
         self.relinking = self.clients.gates["relink"] = asyncio.Event()
         self.clients.answers |= {"relink": True, "page_out": True}
         self.sides = TenantSides(self.frontend, self.source)
@@ -58,6 +62,8 @@ class Site:
             each.close()
 
     async def _find(self, device: str, tenant: str) -> RemoteRuntime:
+        if self.refused:
+            raise self.refused
         return self.target
 
     async def _leave(self, runtime: RemoteRuntime) -> None:
@@ -75,6 +81,18 @@ async def heard(process: HttpProcess, side: HttpSide) -> None:
     """Wait until the HTTP process has heard what a device process has called before."""
     await side.page_out("nothing/1#1")
     await process.hears("page_out", "nothing/1#1")
+
+
+@pytest.mark.parametrize("error", [OSError("no memory"), DeviceUnavailable("it ended"), MpsError("no folder")])
+async def test_a_move_for_which_no_process_can_be_started_is_refused_with_why_and_may_be_tried_again(
+    site: Site, error: Exception
+) -> None:
+    """Such as while the MPS daemon of that device is started again."""
+    site.refused = error
+    with pytest.raises(Unavailable, match=f"^tenant acme: no process of device 1 can be started: {error}; nothing was changed"):
+        await site.transfer()
+    site.refused = None
+    assert site.sides.runtime is site.source
 
 
 async def test_a_device_whose_process_was_replaced_as_a_tenant_came_is_started_with_it(site: Site) -> None:
