@@ -436,6 +436,7 @@ class MpsDaemon:
     async def _end_keeper(self, keeper: "subprocess.Popen[bytes]", limit: float) -> None:
         """End it and all that is below it: in order once it was ready, else by the end of its standard input, or a signal."""
         assert keeper.stdin
+        keeper.send_signal(signal.SIGCONT)  # One that is stopped would stay, and with it the folder.
         if self.server and not self._gone.is_set():
             with suppress(MpsError):
                 await self._ask("quit -t 1", limit)

@@ -525,6 +525,21 @@ async def test_a_daemon_that_answers_no_more_is_ended(fake: FakeMps, parent: Pat
     assert os.listdir(parent) == []
 
 
+@pytest.mark.parametrize("stopped", ["keeper", "daemon", "server"])
+async def test_a_daemon_of_which_a_process_is_stopped_is_ended_and_leaves_nothing(
+    fake: FakeMps, parent: Path, stopped: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = MpsDaemon("GPU-5ea1", parent)
+    await daemon.start()
+    assert daemon.folder
+    processes = {"keeper": keeper_of(daemon.folder), "daemon": daemon_of(daemon.folder), "server": daemon.server}
+    os.kill(processes[stopped], signal.SIGSTOP)
+    await daemon.close(limit=1.0)
+    await ended(*processes.values())
+    assert os.listdir(parent) == []
+    assert "did not end within" not in caplog.text, "the keeper goes on"
+
+
 async def test_a_daemon_refuses_clients_beyond_the_most_and_takes_another_once_one_has_ended(
     fake: FakeMps, caplog: pytest.LogCaptureFixture
 ) -> None:
