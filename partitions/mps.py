@@ -61,6 +61,7 @@ _READ = 1 << 16
 _NO_CLIENT = "201"
 _FAULTED = "FAULT"
 _FAULT = "Server is handling a fatal GPU error"
+_CULPRIT = re.compile(r"Client \{PID: (\d+),.* encountered a fatal GPU error")
 _SERVER_ENDED = re.compile(r"Server \d+ exited with status")
 _LINE = re.compile(r"\[\S+ \S+ +(\w+ +\d+)\] (.*)")
 _ASKED = re.compile(r"Accepting connection|NEW UI|UI closed|Cmd:|\d+$|[A-Z]+$")
@@ -74,6 +75,8 @@ class Trouble(NamedTuple):
     fault: bool
     """A kernel failed, so the daemon recovers once every client has ended. If not, it has to be started again."""
     text: str
+    process: int = 0
+    """The client whose kernel it was; 0 if the daemon did not say."""
 
 
 class MpsDaemon:
@@ -101,6 +104,7 @@ class MpsDaemon:
         """What a start waits for."""
         self._ended = ""
         self._fault = ""
+        self._culprit = 0
         self._closing = False
         self._trouble = asyncio.Event()
         self._gone = asyncio.Event()
@@ -139,6 +143,7 @@ class MpsDaemon:
         self._notable.clear()
         self._rest, self._ended, self._fault, self._closing = b"", "", "", False
         self._missing = "it does not answer"
+        self._culprit = 0
         self._trouble.clear()
         self._gone.clear()
         opening = asyncio.ensure_future(self._open())
@@ -224,7 +229,7 @@ class MpsDaemon:
             raise MpsError(
                 f"the MPS server of {self.uuid} takes no clients after {limit:g} s; processes that have not ended: {left}"
             ) from error
-        self._fault = ""
+        self._fault, self._culprit = "", 0
         if not self._ended:
             self._trouble.clear()
 
@@ -234,7 +239,7 @@ class MpsDaemon:
         A fault is noticed by what the daemon prints. That it was closed is none; this waits then for that of the next one.
         """
         await self._trouble.wait()
-        return Trouble(not self._ended, self._ended or self._fault)
+        return Trouble(not self._ended, self._ended or self._fault, self._culprit)
 
     def _started(self) -> Path:
         if not self.folder:
@@ -327,6 +332,8 @@ class MpsDaemon:
             self._printed.append(text)
         if _SERVER_ENDED.match(text):
             self._on_server_end()
+        if culprit := _CULPRIT.match(text):
+            self._culprit = int(culprit[1])
         if text.startswith(_FAULT):
             self._on_fault()
 

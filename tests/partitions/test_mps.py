@@ -310,6 +310,7 @@ class TestMps:
         assert "ILLEGAL_ADDRESS" in (await busy.do("wait"))["error"]
         async with asyncio.timeout(PATIENCE):
             assert (await trouble).fault
+        assert (await daemon.trouble()).process == culprit.pid
         for each in (busy, culprit):
             each.kill()
         assert await daemon.status() == "FAULT"
@@ -328,7 +329,7 @@ class TestMps:
         (client,) = await clients(daemon.environment)
         before = daemon.folder
         os.kill(daemon.server, signal.SIGKILL)
-        fault, text = await daemon.trouble()
+        fault, text, _ = await daemon.trouble()
         assert not fault
         assert f"server of {daemon.uuid}, process {daemon.server}, ended" in text
         await client.do_until_lost("MPS_RPC_FAILURE")
@@ -343,7 +344,7 @@ class TestMps:
         assert daemon.folder
         environment, folder, server = daemon.environment, daemon.folder, daemon.server
         os.kill(daemon_of(folder), signal.SIGKILL)
-        fault, text = await daemon.trouble()
+        fault, text, _ = await daemon.trouble()
         assert not fault
         await ended(server)
         await client.do_until_lost("MPS_RPC_FAILURE")

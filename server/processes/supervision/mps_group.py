@@ -12,7 +12,7 @@ from functools import partial
 from partitions import DeviceUnavailable, PartitionError
 from partitions.deposit import Deposit, open_deposit
 from partitions.errors import MpsError
-from partitions.mps import COMMAND, MOST_CLIENTS, PREFIX, MpsDaemon, find_command, find_other
+from partitions.mps import COMMAND, MOST_CLIENTS, PREFIX, MpsDaemon, Trouble, find_command, find_other
 
 from ...config.schema import Config, DeviceConfig
 from ...config.tables import ConfigError
@@ -66,7 +66,7 @@ class MpsGroup:
         self._identify = identify
         self._daemon: MpsDaemon | None = None
         self._deposit: Deposit | None = None
-        self._end_all: Callable[[], None] | None = None
+        self._end_all: Callable[[int], None] | None = None
         """Ends the processes; None before one has started."""
         self._changing = asyncio.Lock()
         """Held while the daemon starts or ends."""
@@ -91,7 +91,7 @@ class MpsGroup:
                 if self._end_all and not daemon.ended:  # Or a process would wait for a daemon that hangs.
                     await daemon.check()
                 if daemon.ended:
-                    await self._end(daemon, daemon.ended)
+                    await self._end(daemon, await daemon.trouble())
             if self._daemon is None or self._daemon.folder is None:
                 if why := await hindrance():
                     raise DeviceUnavailable(f'device {self.device}: {why}, or set mps = "off"')
@@ -106,9 +106,9 @@ class MpsGroup:
                     await self._daemon.start()
             return {**self._daemon.environment, "CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES}
 
-    async def keep(self, end_all: Callable[[], None]) -> None:
-        """Call `end_all` whenever none of the processes can go on, and see to it that others can start. It is called once one
-        has started, and goes on until it is cancelled.
+    async def keep(self, end_all: Callable[[int], None]) -> None:
+        """Call `end_all` whenever none of the processes can go on, with the one whose kernel failed, or 0, and see to it that
+        others can start. It is called once one has started, and goes on until it is cancelled.
         """
         self._end_all = end_all
         while daemon := self._daemon:
@@ -116,15 +116,15 @@ class MpsGroup:
             async with self._changing:
                 if not folder or daemon.folder != folder:  # It was closed meanwhile, and may have been started again.
                     continue
-                await self._end(daemon, trouble.text, trouble.fault)
+                await self._end(daemon, trouble)
 
-    async def _end(self, daemon: MpsDaemon, why: str, fault: bool = False) -> None:
+    async def _end(self, daemon: MpsDaemon, trouble: Trouble) -> None:
         """End all processes, and the daemon, unless that takes others after a fault: the next process starts it again."""
-        log.critical("device %s: %s; every process of it is started again", self.device, why)
+        log.critical("device %s: %s; every process of it is started again", self.device, trouble.text)
         if self._end_all:
-            self._end_all()
+            self._end_all(trouble.process)
         self._forget_deposit()
-        if not fault or not await self._is_over(daemon):
+        if not trouble.fault or not await self._is_over(daemon):
             await daemon.close()
 
     async def _is_over(self, daemon: MpsDaemon) -> bool:

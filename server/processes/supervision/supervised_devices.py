@@ -13,6 +13,7 @@ from partitions import PartitionError
 
 from ...control.together import all_or_none
 from ...errors import RequestError
+from ...host.backoff import Backoff
 from ...link import activity
 from ..children import spawn
 from ..remote.remote_frontend import RemoteFrontend
@@ -180,11 +181,18 @@ class SupervisedDevices:
             self._kept.add(group)
             self._watching.start(group.keep(partial(self._end_group, group)))
 
-    def _end_group(self, group: MpsGroup) -> None:
-        """End every process of a device that has failed for all of them."""
-        for each in self.all:
-            if each.group is group:
-                each.kill()
+    def _end_group(self, group: MpsGroup, culprit: int) -> None:
+        """End every process of a device that has failed for all of them. If it is known whose kernel that was, the others are
+        started again at once, however often that happens: they are served while that one waits.
+        """
+        of_it = [each for each in self.all if each.group is group]
+        known = any(each.process and each.process.pid == culprit for each in of_it)
+        for each in of_it:
+            if each.process and each.process.pid == culprit:
+                log.critical("%s: it was a kernel of this process that failed", each.label)
+            elif known:
+                each.backoff = Backoff()
+            each.kill()
 
     async def _restart(self, each: SupervisedDevice) -> None:
         """Start a device process again, with new links: the old ones have what the process before was about to do."""

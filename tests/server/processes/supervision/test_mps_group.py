@@ -65,7 +65,7 @@ async def test_the_daemon_is_started_once_for_all_processes_and_ended_with_the_g
 async def test_all_processes_end_with_the_daemon_and_start_by_the_next_one(fake: FakeMps) -> None:
     group, ended = MpsGroup("0", uuid), asyncio.Event()
     before = await group.environment()
-    keeping = asyncio.create_task(group.keep(ended.set))
+    keeping = asyncio.create_task(group.keep(lambda _: ended.set()))
     os.kill(daemon_of(before), signal.SIGKILL)
     await asyncio.wait_for(ended.wait(), PATIENCE)
     after = await asyncio.wait_for(group.environment(), PATIENCE)
@@ -133,7 +133,7 @@ async def test_a_daemon_that_takes_no_more_clients_is_found_by_the_next_process_
     """Or that one would never be served, as the daemon has not ended."""
     group, ended = MpsGroup("0", uuid), asyncio.Event()
     before = await group.environment()
-    keeping = asyncio.create_task(group.keep(ended.set))
+    keeping = asyncio.create_task(group.keep(lambda _: ended.set()))
     await asyncio.sleep(0)
     assert await group.environment() == before
     shutil.rmtree(Path(before["CUDA_MPS_PIPE_DIRECTORY"]).parent)
@@ -155,7 +155,7 @@ async def test_processes_share_a_deposit_until_all_of_them_end(fake: FakeMps) ->
     first = group.deposit
     await group.environment()
     assert group.deposit is first
-    keeping = asyncio.create_task(group.keep(ended.set))
+    keeping = asyncio.create_task(group.keep(lambda _: ended.set()))
     os.kill(daemon_of(before), signal.SIGKILL)
     await asyncio.wait_for(ended.wait(), PATIENCE)
     second = group.deposit
@@ -175,7 +175,7 @@ async def test_a_group_that_was_closed_has_another_daemon_for_its_next_process_a
 
     group = MpsGroup("0", identify)
     before = await group.environment()
-    keeping = asyncio.create_task(group.keep(ended.set))
+    keeping = asyncio.create_task(group.keep(lambda _: ended.set()))
     _, after = await asyncio.gather(group.close(), group.environment())
     assert not is_there(before)
     assert not ended.is_set()
@@ -190,7 +190,7 @@ async def test_a_group_that_was_closed_has_another_daemon_for_its_next_process_a
 async def test_the_end_of_a_daemon_that_is_closed_meanwhile_ends_no_process_and_starts_no_daemon(fake: FakeMps) -> None:
     group, ended = MpsGroup("0", uuid), asyncio.Event()
     environment = await group.environment()
-    keeping = asyncio.create_task(group.keep(ended.set))
+    keeping = asyncio.create_task(group.keep(lambda _: ended.set()))
     os.kill(daemon_of(environment), signal.SIGKILL)
     await group.close()
     assert not is_there(environment)

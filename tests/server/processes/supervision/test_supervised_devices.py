@@ -43,6 +43,7 @@ class Gated:
         self.open, self.asked = asyncio.Event(), asyncio.Event()
         self.open.set()
         self.events: list[str] = []
+        self.end_all: Callable[[int], None] = lambda _: None
 
     async def environment(self) -> Mapping[str, str]:
         self.events.append("asked")
@@ -51,9 +52,10 @@ class Gated:
             await self.open.wait()
         return {}
 
-    async def keep(self, end_all: Callable[[], None]) -> None:
-        """It never fails."""
+    async def keep(self, end_all: Callable[[int], None]) -> None:
+        """It fails when the test says so."""
         self.events.append("kept")
+        self.end_all = end_all
 
     async def terminate(self, process: int) -> None:
         self.terminated.append((process, is_there(process)))
@@ -234,3 +236,24 @@ async def test_a_process_that_is_being_started_when_all_others_end_is_started_ag
             await asyncio.sleep(0.001)
     assert "the processes of device 0 ended while the device process for acme was started; starting it again" in caplog.text
     await supervised.end(each)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_only_the_process_whose_kernel_failed_waits_before_it_is_started_again(
+    known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it fails as soon as it serves, the others are served until then. If it is not known who it was, all wait."""
+    group, starts, supervised = Gated(), list[str](), devices()
+    all_of_them = [device(name, group, starts) for name in ("acme", "globex")]
+    for each in all_of_them:
+        await supervised.begin(each)
+    assert all_of_them[0].process
+    group.end_all(all_of_them[0].process.pid or 0 if known else 1)
+    async with asyncio.timeout(PATIENCE):
+        while len(starts) < 4:
+            await asyncio.sleep(0.001)
+    again = [record.getMessage() for record in caplog.records if "; starting another" in record.getMessage()]
+    assert {(text.split()[4], text.endswith(" in 0.1 s")) for text in again} == {("acme", True), ("globex", not known)}
+    assert ("the device process for acme: it was a kernel of this process that failed" in caplog.text) == known
+    for each in all_of_them:
+        await supervised.end(each)
