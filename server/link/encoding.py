@@ -55,11 +55,6 @@ class Serializer:
             return said
 
 
-def encode_request(model: ModelKey, shapes: tuple[Shape, ...]) -> bytes:
-    """What a ticket's page says behind its numbers."""
-    return _encoder.encode((model, shapes, 0, 0, False))
-
-
 def encode_outcome(outputs: tuple[Any, ...], failure: Failure | None) -> bytes:
     """What a completion's page says behind its times."""
     return _encoder.encode((outputs, failure, 0))
