@@ -74,9 +74,6 @@ class EnginePool:
             return False
         begun = self._clock()
         self._free(engine)
-        with self._lock:
-            for part in self._parts.pop(id(engine), ()):
-                self._let_go(part)
         if not quiet:
             held = (self._clock() - begun) * 1000
             log.warning("freed one of %d unused engines under load, which held up all tenants for %.0f ms", unused, held)
@@ -94,9 +91,6 @@ class EnginePool:
                 return False
             del self._engines[keys[0]], self._used[keys[0]], self._held[id(engine)]
         self._free(engine)
-        with self._lock:
-            for part in self._parts.pop(id(engine), ()):
-                self._let_go(part)
         return True
 
     def close(self) -> None:
@@ -114,12 +108,17 @@ class EnginePool:
             self._used[key] = self._clock()
 
     def _free(self, engine: Engine) -> None:
-        """Failures are logged as warnings: if one cannot be freed, as on a lost device, the others still are."""
+        """And let go of its parts. Failures are logged as warnings: if one cannot be freed, as on a lost device, the others
+        still are.
+        """
         with self._freeing:
             try:
                 engine.close()
             except (EngineError, PartitionError) as error:
                 log.warning("freeing %r: %s", engine, error)
+        with self._lock:
+            for part in self._parts.pop(id(engine), ()):
+                self._let_go(part)
 
     def _choose(self, in_use: Iterable[Engine], quiet: bool) -> tuple[Engine | None, int]:
         """Remove the engine that has been unused the longest, if one should be freed; also how many are unused."""
