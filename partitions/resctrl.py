@@ -252,10 +252,10 @@ class CoreGroups:
     def _explain(self, error: OSError) -> str:
         if isinstance(error, BlockingIOError):
             return f"another program has {self._folder} locked (flock) for {_PATIENCE:g} s"
-        status = ""
+        what, status = self._full if error.errno == errno.ENOSPC else str(error), "ok"
         with suppress(OSError):
             status = (self._folder / "info/last_cmd_status").read_text().strip()
-        return f"{self._full if error.errno == errno.ENOSPC else error} ({status})"
+        return what if status == "ok" else f"{what} ({status})"
 
 
 def _unfenced(why: str) -> Held:

@@ -310,6 +310,8 @@ def fences(states: Mapping[str, FencedTenant]) -> Iterator[Metric]:
         yield counter("greenlane_narrow_launches", about, ["tenant"], launches)
         waits = (([name], each.waits) for name, each in states.items())
         yield counter("greenlane_pcie_waits", "Inferences that started later for its share of PCIe", ["tenant"], waits)
+        counted = (([name], each.moved) for name, each in states.items() if each.moved is not None)
+        yield counter("greenlane_fence_moved_bytes", "Bytes of memory that its cores moved, by resctrl", ["tenant"], counted)
 
 
 def _held(fence: FencedTenant) -> Iterator[tuple[str, int]]:

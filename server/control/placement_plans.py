@@ -119,14 +119,15 @@ class PlacementPlans:
                 with suppress(RequestError):
                     found |= await runtime.placements.states()
         slows = {row: times for device in self._devices for row, times in device.slows.items()}
-        fences = {tenant: each.fence for tenant, each in found.items() if each.fence}
+        cores = {name: plan.cores for device in self._devices for name, plan in device.fences.items() if plan.cores}
         moved: Mapping[str, int] = {}
-        if any(fence.cores for fence in fences.values()):
+        if cores:
             moved = await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.moved)
-        for tenant, fence in fences.items():
-            fence.moved = moved.get(tenant)
-            for model in fence.models:
-                model.slows = round(slows.get((tenant, model.model), 0.0), 2)
+        for tenant, each in found.items():
+            if fence := each.fence:
+                fence.cores, fence.moved = cores.get(tenant, ""), moved.get(tenant)  # Whatever its own process says of that.
+                for model in fence.models:
+                    model.slows = round(slows.get((tenant, model.model), 0.0), 2)
         return found
 
     def plan_ready(self, device: ControlledDevice) -> dict[str, list[Granules]]:

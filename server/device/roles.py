@@ -92,7 +92,6 @@ class TenantFence(Side[Fence, NarrowPlacement]):
             list(plan.notes),
             self.problems,
             _known(made) if made else [],
-            plan.cores,
         )
 
     def _set_pace(self, plan: Fence | None) -> None:

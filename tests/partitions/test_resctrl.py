@@ -187,8 +187,11 @@ def test_what_the_kernel_refuses_leaves_no_group_and_is_said(root: KernelPath, b
     for name, text in {"level": "3", "id": "5"}.items():
         (root / f"sys/devices/system/cpu/cpu9/cache/index3/{name}").write_text(text)
     found = CoreGroups(root).hold({"acme": CoreShare((9,), 0.4), "globex": GLOBEX})
-    assert found["acme"].notes[0].endswith("[Errno 22] Invalid argument (Unknown domain 5)")
+    assert found["acme"].notes[0].endswith("as [Errno 22] Invalid argument")
     assert held(base) == {"globex": ({2, 3}, {0: 20})}
+    found = CoreGroups(root).hold({"acme": CoreShare((4,), 1.2)})
+    assert found["acme"].notes[0].endswith("as [Errno 22] Invalid argument (MB value 120 out of range [10,100])")
+    assert held(base).keys() == {"globex"}
     assert "core 12 has no L3 cache" in unfenced(CoreGroups(root), CoreShare((12,), 0.4))
 
 

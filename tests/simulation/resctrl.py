@@ -73,7 +73,7 @@ class KernelPath(PosixPath):
 
     def _write_schemata(self, base: "KernelPath", data: str) -> None:
         if not data.endswith("\n"):
-            _fail(base, errno.EINVAL, "")
+            _fail(base, errno.EINVAL, "ok")
         name, _, values = data.strip().partition(":")
         before = schemata(self.parent)
         if name != "MB":
@@ -82,7 +82,7 @@ class KernelPath(PosixPath):
         for each in values.split(";"):
             domain, value = map(int, each.split("="))
             if domain not in before:
-                _fail(base, errno.EINVAL, f"Unknown domain {domain}")
+                _fail(base, errno.EINVAL, "ok")  # The kernel says nothing of it.
             most = max(MOST, *before.values())
             if not least <= value <= most:
                 _fail(base, errno.EINVAL, f"MB value {value} out of range [{least},{most}]")

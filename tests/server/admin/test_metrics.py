@@ -7,9 +7,10 @@ import pytest
 
 from server.accounts.usage import Report, TenantUsages, Usage
 from server.admin.exposition import text
-from server.admin.metrics import ServerCollector
+from server.admin.metrics import ServerCollector, fences
 from server.config.tenant import TenantConfig
 from server.control.descriptions import Execution
+from server.control.fence import FencedTenant
 from server.observing.observers import Observers
 from server.observing.overview import Details
 from tests.server.device.test_runtime import add_model, serving
@@ -38,6 +39,14 @@ async def test_a_process_that_describes_its_models_badly_breaks_no_other_tenants
         found = [Execution("acme", "a", "1", description), Execution("globex", "b", "1", DESCRIBED)]
         written = text(ServerCollector(site.controller, Observers(site.controller), [], Details(found)).collect())
     assert 'greenlane_padded_inferences_total{model="b",tenant="globex",version="1"} 3.0\n' in written
+
+
+def test_what_cores_move_is_counted_where_the_kernel_counts_it() -> None:
+    states = {name: FencedTenant(0, (), 0, 0, 0, [], [], [], "cores 0-1", moved) for name, moved in (("a", 7), ("b", None))}
+    written = text(fences(states))
+    assert [line for line in written.splitlines() if line.startswith("greenlane_fence_moved")] == [
+        'greenlane_fence_moved_bytes_total{tenant="a"} 7.0'
+    ]
 
 
 class Untrue:

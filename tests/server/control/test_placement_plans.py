@@ -165,7 +165,7 @@ async def test_cores_are_held_from_the_first_plan_follow_moves_and_are_free_at_t
     (group,) = groups(base)
     assert (cpus(group), schemata(group)) == ({2, 3}, {0: 50})
     (group / "mon_data/mon_L3_00/mbm_total_bytes").write_text("12345\n")
-    runtime.state = FencedTenant(0, (), 0, 0, 0, [], [], [], how.format("2-3"))
+    runtime.state = FencedTenant(0, (), 0, 0, 0, [], [], [], "not at all", 10**15)
     fence = (await plans.states())["acme"].fence
     assert fence
     assert (fence.cores, fence.moved) == (how.format("2-3"), 12345)
