@@ -137,7 +137,7 @@ class CoreGroups:
                 f"chown {os.geteuid()} {self._folder} && chmod u+w {self._folder}"
             )
         mounts = [line.split() for line in (self._root / "proc/self/mounts").read_text().splitlines()]
-        if any(mount[2] == "resctrl" and "mba_MBps" in mount[3].split(",") for mount in mounts):
+        if any("mba_MBps" in mount[3].split(",") for mount in mounts):
             return _Unit("MiB/s for each L3 cache", 1 << 20)
         least, step = (int((about / name).read_text()) for name in ("min_bandwidth", "bandwidth_gran"))
         if any(each in (self._root / "proc/cpuinfo").read_text() for each in ("AuthenticAMD", "HygonGenuine")):

@@ -83,15 +83,25 @@ def test_less_than_the_processor_can_is_held_to_that_and_said(root: KernelPath, 
     found = CoreGroups(root).hold({"acme": CoreShare((0,), 0.03)})["acme"]
     assert held(base) == {"acme": ({0}, {0: 10})}
     assert found.notes == ("its memory_bandwidth is 0.03, and this processor holds cores to 10 % at least",)
+    assert CoreGroups(root).look({"acme": CoreShare((0,), 0.1)})["acme"].notes == ()
 
 
-def test_a_group_that_was_removed_is_made_once_more(root: KernelPath, base: KernelPath) -> None:
+def test_a_part_is_not_a_step_less_for_how_floats_are_rounded(root: KernelPath, base: KernelPath) -> None:
+    (base / "info/MB/bandwidth_gran").write_text("1\n")
+    CoreGroups(root).hold({"acme": CoreShare((0,), 0.29)})
+    assert held(base) == {"acme": ({0}, {0: 29})}
+
+
+def test_a_group_that_was_removed_is_made_once_more(
+    root: KernelPath, base: KernelPath, caplog: pytest.LogCaptureFixture
+) -> None:
     machine = CoreGroups(root)
     machine.hold({"acme": ACME})
     (group,) = groups(base)
     KernelPath(group).rmdir()
     machine.hold({"acme": ACME})
     assert held(base) == {"acme": ({0, 1}, {0: 40})}
+    assert not caplog.text, "there is nothing that stays"
 
 
 def test_a_rate_is_refused_where_parts_are_taken(root: KernelPath, base: KernelPath) -> None:
@@ -113,12 +123,13 @@ def test_rates_are_divided_by_cores_where_they_are_taken(
     root: KernelPath, file: str, text: str, default: int, expected: dict[int, int]
 ) -> None:
     base = lay_out(root, 8, domains=2, default=default)
-    for name in ("min_bandwidth", "bandwidth_gran"):
-        (base / "info/MB" / name).write_text("1\n")
+    for name, value in (("min_bandwidth", 0), ("bandwidth_gran", 1)):
+        (base / "info/MB" / name).write_text(f"{value}\n")
     (root / file).write_text(text)
     assert CoreGroups(root).hold({"acme": CoreShare((3, 4, 5), 20_000_000_000)})["acme"].how
     assert held(base) == {"acme": ({3, 4, 5}, expected)}
     assert "it is a part, 0.4, and resctrl takes rates here" in unfenced(CoreGroups(root))
+    assert "MB:0=1," in CoreGroups(root).look({"acme": CoreShare((0,), 1000)})["acme"].how, "0 might be no limit"
 
 
 def test_without_resctrl_it_is_said_what_is_missing(root: KernelPath) -> None:

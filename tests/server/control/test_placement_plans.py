@@ -10,7 +10,7 @@ import pytest
 
 from partitions.base import Bandwidth
 from partitions.plan import Granules
-from partitions.resctrl import CoreGroups
+from partitions.resctrl import CoreGroups, CoreShare
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ReadyShare
@@ -18,6 +18,7 @@ from server.control.fence import Fence, FencedTenant
 from server.control.placement_plans import PlacementPlans
 from server.control.stretch import Wide
 from server.errors import Unavailable
+from tests.server.device.test_runtime import add_model, serving
 from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, schemata
 
 from .test_several_devices import FakeRuntime
@@ -226,3 +227,14 @@ async def test_a_server_without_a_fence_removes_what_a_killed_one_left(root: Ker
     plans.begin(loaded)
     await plans.free_cores()
     assert not groups(base)
+
+
+async def test_the_end_of_the_controller_frees_cores(root: KernelPath) -> None:
+    base = lay_out(root, 8)
+    add_model(root, "a")
+    async with serving(root) as site:
+        site.controller.placements.cores = cores = CoreGroups(root)
+        cores.hold({"acme": CoreShare((0, 1), 0.4)})
+        assert groups(base)
+        await site.controller.close()
+        assert not groups(base)
