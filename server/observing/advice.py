@@ -15,7 +15,7 @@ from ..config.bandwidth import in_words
 from ..control.fence import FencedTenant
 from ..control.stretch import WidePartition
 from ..tenants.statistics import BOUNDS
-from .autopilot import FULL, KEEPS
+from .autopilot import FULL, KEEPS, time_text
 from .need import Need
 
 LEAST = 500
@@ -61,7 +61,7 @@ def advise(tenant: str, need: Need, share: Share, target: float | None) -> Advic
         return Advice("unknown", None, "none", f"{facts}: no requests in {need.seconds:.3g} s")
     if target is None:
         return Advice("unknown", None, "none", f"{facts}; {_p99(need)}: no target_p99 to compare it with")
-    facts = f"{facts}; {_p99(need)}, target {_time(target)}"
+    facts = f"{facts}; {_p99(need)}, target {time_text(target)}"
     if need.turned_away or need.misses(target):
         return _more(facts, need, share, target)
     if need.requests < LEAST:
@@ -110,13 +110,7 @@ def _would_do(need: Need, times: float, target: float) -> bool:
 
 
 def _p99(need: Need) -> str:
-    return f"its p99 is {_time(need.p99)}" if need.p99 is not None else "no request was answered"
-
-
-def _time(seconds: float) -> str:
-    """A time as people write it: `412 us`, `3.2 ms`, `1.5 s`."""
-    factor, unit = (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
-    return f"{factor * seconds:.3g} {unit}"
+    return f"its p99 is {time_text(need.p99)}" if need.p99 is not None else "no request was answered"
 
 
 def advise_hog(tenant: str, drew: float, part: float, whole: int, beside: Sequence[str], estimated: bool) -> list[str]:

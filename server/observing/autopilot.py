@@ -231,9 +231,9 @@ class _View:
     def missing(self, name: str) -> str:
         """How it misses its target, such as "p99 9 ms of 5 ms, queue 6 ms"."""
         need = self.needs[name]
-        p99 = [f"p99 {_time(need.p99)} of {_time(self.goals[name].target or 0.0)}"] if need.p99 is not None else []
+        p99 = [f"p99 {time_text(need.p99)} of {time_text(self.goals[name].target or 0.0)}"] if need.p99 is not None else []
         refused = [f"{need.turned_away} refused or too late"] if need.turned_away else []
-        return ", ".join([*p99, f"queue {_time(need.queue)}", *refused])
+        return ", ".join([*p99, f"queue {time_text(need.queue)}", *refused])
 
     def about(self, name: str) -> str:
         """What it needs, such as "12 % busy, p99 1.1 ms of 5 ms"."""
@@ -242,8 +242,8 @@ class _View:
             return "not measured"
         if not need.requests:
             return "no requests"
-        of = f" of {_time(target)}" if target is not None else ""
-        return f"{100 * need.busy:.0f} % busy, p99 {_time(need.p99 or 0.0)}{of}"
+        of = f" of {time_text(target)}" if target is not None else ""
+        return f"{100 * need.busy:.0f} % busy, p99 {time_text(need.p99 or 0.0)}{of}"
 
     def predicted(self, name: str, width: int) -> tuple[float, float]:
         """How busy it would be with so many granules, and its p99."""
@@ -323,11 +323,11 @@ class _View:
         if self.needs[name].turned_away:
             return f"{name} refuses requests itself"
         busy, p99 = self.predicted(name, lower[-1])
-        of = f" of {_time(goal.target)}" if goal.target is not None else ""
-        return f"{name} would be {min(100.0, 100 * busy):.0f} % busy with {lower[-1]}, p99 about {_time(p99)}{of}"
+        of = f" of {time_text(goal.target)}" if goal.target is not None else ""
+        return f"{name} would be {min(100.0, 100 * busy):.0f} % busy with {lower[-1]}, p99 about {time_text(p99)}{of}"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """A time for people: 1.1 ms, 250 us, 2 s."""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size:
