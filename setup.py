@@ -29,7 +29,6 @@ ALSO = (
     "partitions/cpu.py",
     "server/accounts/meter.py",
     "server/tenants/relay.py",
-    "server/tenants/statistics.py",
     "server/tenants/uploads.py",
 )
 """Modules of the hot path in other folders: inferences on CPU cores, counters, and the bytes of request bodies."""

@@ -45,6 +45,9 @@ class LocalTenant:
     def refuse(self, reason: str) -> None:
         self.tenant.refuse(reason)
 
+    async def report(self) -> Report:
+        return report(self.tenant)
+
     async def drained(self) -> None:
         await self.tenant.lane.drained()
 
@@ -86,9 +89,6 @@ class LocalFrontend(LocalTenant, HttpSide):
                 os.sched_setaffinity(0, cores)
             except OSError as error:
                 log.warning("the event loop cannot run on cores %s: %s", sorted(cores), error.strerror)
-
-    async def report(self) -> Report:
-        return report(self.tenant)
 
     def suspend(self, reason: str) -> None:
         self.tenant.suspend(reason)

@@ -2,7 +2,9 @@
 
 import time
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
 
 from ..link.messages import Done
 from . import answers
@@ -16,8 +18,15 @@ FIRST_BOUNDS = (100 * 10**6, 500 * 10**6, 2 * 10**9, 5 * 10**9)
 """The same of the histogram of first parts; Triton's."""
 
 
-@dataclass(slots=True)
-class Size:
+class Counters(Struct, array_like=True, forbid_unknown_fields=True):
+    """What HTTP processes send as it is, checked by its annotations where it arrives."""
+
+
+def _exactly(length: int) -> Meta:
+    return Meta(min_length=length, max_length=length)
+
+
+class Size(Counters):
     """Requests (or runs) of one number of rows: how many succeeded, and the sums of their nanoseconds by phase."""
 
     count: int = 0
@@ -32,8 +41,7 @@ MOST_RESPONSES = 64
 """Parts of answers that are counted, from the first on."""
 
 
-@dataclass(slots=True)
-class Responses:
+class Responses(Counters):
     """The parts that have one number in their answers, counted with the sums of their nanoseconds.
 
     `ends` are ends of answers that came in place of the part; `failed` and `cancelled` answers ended so in it.
@@ -60,8 +68,7 @@ class Responses:
         )
 
 
-@dataclass(slots=True)
-class ModelStatistics:
+class ModelStatistics(Counters):
     """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
 
     `sizes` are requests that ran alone, by rows. `joined` are all requests that ran in batches, `joined_rows` their rows, and
@@ -77,12 +84,12 @@ class ModelStatistics:
     joined_rows: int = 0
     runs: dict[int, Size] = field(default_factory=dict)
     last_run: int = 0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    buckets: Annotated[list[int], _exactly(len(BOUNDS) + 1)] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     failures: dict[str, int] = field(default_factory=dict)
     failed_ns: int = 0
     last: int = 0
     responses: dict[int, Responses] = field(default_factory=dict)
-    firsts: list[int] = field(default_factory=lambda: [0] * (len(FIRST_BOUNDS) + 1))
+    firsts: Annotated[list[int], _exactly(len(FIRST_BOUNDS) + 1)] = field(default_factory=lambda: [0] * (len(FIRST_BOUNDS) + 1))
     firsts_ns: int = 0
 
     def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:

@@ -13,9 +13,9 @@ from ...config.changes import LIVE_OF_SERVER, with_options, with_tables
 from ...config.schema import Config, ModelOptions
 from ...config.tenant import TenantConfig
 from ...tenants.catalog import IndexEntry, ModelVersion
-from ...tenants.frontend import State
+from ...tenants.frontend import Report, State
 from .descriptors import SentLink
-from .message_fields import ReportFields, tuples_of, values_of
+from .message_fields import tuples_of, values_of
 
 _MOST_HEADERS = 1 << 14
 """More than fit into the longest head that is served."""
@@ -88,7 +88,7 @@ class ToTenant(Protocol):
         helper's cancellations. Returns once a helper of the same number before, which has ended, is forgotten.
         """
 
-    async def report(self) -> ReportFields: ...
+    async def report(self) -> Report: ...
     async def drained(self) -> None: ...
 
 
@@ -144,7 +144,7 @@ class FromHttpProcess(Protocol):
 class FromHelper(Protocol):
     """The supervisor, for each HTTP process of a tenant."""
 
-    async def totals(self) -> ReportFields:
+    async def report(self) -> Report:
         """The report of all of the tenant's HTTP processes together."""
 
 

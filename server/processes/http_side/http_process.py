@@ -29,7 +29,6 @@ from ...http.infer import Infer
 from ...http.paths import is_infer
 from ...link.occupancy import LEAD
 from ...scheduling.limits import TokenBucket
-from ...tenants.frontend import Report
 from ...tenants.service import Service, Tenant, limit, too_many_connections
 from ..channels.calls import proxy, serve
 from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Live, Logging, ToHttp, ToTenant, Wanted
@@ -110,7 +109,7 @@ class HttpProcess:
             self._service = Service(arguments.config, [tenant])
             self._limit(tenant, arguments.config)
             if self._side.occupancy:
-                self._service.totals = self._totals
+                self._service.totals = proxy(FromHelper, self._channel).report
             self._spawn(self._trim_memory(tenant))
         if arguments.config.models.python:
             self._let_go_in_forks()
@@ -262,10 +261,6 @@ class HttpProcess:
 
     def listen(self) -> None:
         self._listening.set()
-
-    async def _totals(self) -> Report:
-        """The report of all processes of the tenant."""
-        return (await proxy(FromHelper, self._channel).totals()).report()
 
     def exit(self) -> None:
         """Exit once all requests are answered, those on connections that were already handed over as well."""

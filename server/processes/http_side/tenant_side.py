@@ -14,10 +14,9 @@ from ...tenants import publishing
 from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.local_frontend import LocalTenant
 from ...tenants.relay import Cancellations, Relay
-from ...tenants.service import Tenant, open_tenant, report
+from ...tenants.service import Tenant, open_tenant
 from ..channels.descriptors import DescriptorReceiver, SentLink
 from ..channels.http_protocols import Wanted
-from ..channels.message_fields import ReportFields
 from ..children.process_setup import ProcessArguments
 
 
@@ -113,6 +112,3 @@ class TenantSide(LocalTenant):
         """Close a helper's link when that has ended."""
         await relay.ended.wait()
         descriptors.close()
-
-    async def report(self) -> ReportFields:
-        return ReportFields.of(report(self.tenant))

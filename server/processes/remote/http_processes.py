@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ...errors import Unavailable
@@ -38,7 +38,7 @@ class ReportSource:
         now = time.monotonic()
         if found is None:
             return replace(self.last, age=now - self._at)
-        self.last, self._at = found.report(), now
+        self.last, self._at = replace(found, age=0.0), now  # It is not the process that says how old it is.
         return self.last
 
 
@@ -135,7 +135,8 @@ def total(lead: Report, helpers: Sequence[Report]) -> Report:
     served = []
     for each in lead.served:
         found = [each.statistics, *helped.get((each.name, each.version), ())]
-        statistics = replace(added(found), runs=each.statistics.runs, last_run=each.statistics.last_run)
+        statistics = added(found)
+        statistics.runs, statistics.last_run = each.statistics.runs, each.statistics.last_run
         served.append(replace(each, statistics=statistics))
     lane = _counted(lead.lane, [report.lane for report in (lead, *helpers)])
     slots = SlotStatistics(*map(sum, zip(lead.slots, *(report.slots for report in helpers), strict=True)))
@@ -206,4 +207,4 @@ def _by_number(tables: Iterable[dict[int, _N]]) -> dict[int, _N]:
 
 def _sum(counted: Sequence[_N]) -> _N:
     kind = type(counted[0])
-    return kind(*(sum(getattr(each, field.name) for each in counted) for field in fields(kind)))
+    return kind(*(sum(getattr(each, name) for each in counted) for name in kind.__struct_fields__))

@@ -22,7 +22,6 @@ from ...tenants.service import slots
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorSender
 from ..channels.http_protocols import FromHelper, FromLead, ToHttpProcess, ToTenant, Wanted
-from ..channels.message_fields import ReportFields
 from ..channels.rpc import Channel, Handlers, Malformed
 from .http_processes import HttpProcesses
 
@@ -224,7 +223,7 @@ class RemoteFrontend(HttpSide):
         """The models that cannot be served, with the reasons, as the process has them. Raises Unavailable if it ends."""
         assert self._processes.lead
         found = await proxy(ToTenant, self._processes.lead).report()
-        return [each for each in found.report().index if each.state == "UNAVAILABLE"]
+        return [each for each in found.index if each.state == "UNAVAILABLE"]
 
     def open(self, device: DeviceSide) -> None:
         self._device = device
@@ -311,9 +310,6 @@ class RemoteFrontend(HttpSide):
 
     async def report(self) -> Report:
         return await self._processes.report()
-
-    async def totals(self) -> ReportFields:
-        return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
         self._want(refused=reason)

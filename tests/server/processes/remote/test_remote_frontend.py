@@ -18,7 +18,6 @@ from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
 from server.processes.channels.descriptors import DescriptorReceiver, DescriptorSender
 from server.processes.channels.http_protocols import FromLead, ToHttpProcess, ToTenant, Wanted
-from server.processes.channels.message_fields import ReportFields
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
@@ -165,7 +164,7 @@ async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend, 
     await frontend.drained()
     await process.meet(frontend)
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
-    process.answers["report"] = ReportFields.of(counted)
+    process.answers["report"] = counted
     assert await frontend.report() == counted
     process.close()
     assert isinstance(await frontend.report(), Report)
@@ -176,7 +175,7 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
 ) -> None:
     await process.meet(frontend)
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
-    process.answers["report"] = ReportFields.of(counted)
+    process.answers["report"] = counted
     assert (await frontend.report()).age == 0
     monkeypatch.setattr("server.processes.remote.http_processes.REPORT_TIMEOUT", 0.01)
     process.answers["report"] = never = asyncio.sleep(600)
@@ -200,8 +199,8 @@ async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(
     assert process.heard[-4:] == helper.heard[-4:]
     assert [each.suspended for (each,) in helper.of("follow")] == ["", "", "the device is away", "it has ended"]
     used, later = (ModelReport("m", version, ModelStatistics(last=at), 0) for version, at in (("1", 5), ("2", 7)))
-    process.answers["report"] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
-    helper.answers["report"] = ReportFields.of(Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
+    process.answers["report"] = Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    helper.answers["report"] = Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1))
     found = await frontend.report()
     assert frontend.last_uses_known() == {"m": 7}
     assert (found.index, found.lane, found.slots) == ([PROBLEM], LaneStatistics(1, 2, 3, 9, 6), SlotStatistics(2, 3, 4))
