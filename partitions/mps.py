@@ -187,19 +187,17 @@ class MpsDaemon:
 
     async def check(self, limit: float = START_LIMIT) -> None:
         """Ask how its server is. What keeps it from taking clients is `trouble` from then on, though it was not printed: a
-        daemon that does not answer in time, or whose folder was removed, has ended.
-
-        Raises MpsError if it cannot be asked now.
+        daemon that does not answer in time, or whose folder was removed, has ended. Nothing is known if it cannot be asked now.
         """
         try:
             status = await self._ask(f"get_server_status {self.server}", limit)
-        except _CannotAsk:
-            raise
+        except _CannotAsk as error:
+            log.warning("%s", error)
         except MpsError as error:
             self._end(f"the MPS daemon of {self.uuid} takes no more clients: {error}")
-            return
-        if status == _FAULTED:
-            self._on_fault()
+        else:
+            if status == _FAULTED:
+                self._on_fault()
 
     async def terminate(self, client: int, limit: float = TERMINATE_LIMIT) -> bool:
         """End what this process, a child of the caller's, has on the GPU, so that it can be killed. One at a time; others wait.

@@ -632,14 +632,16 @@ async def test_a_daemon_whose_folder_was_removed_takes_no_more_clients(fake: Fak
     await daemon.close()
 
 
-async def test_a_daemon_that_cannot_be_asked_now_has_not_ended_and_is_closed_all_the_same(fake: FakeMps, parent: Path) -> None:
+async def test_a_daemon_that_cannot_be_asked_now_has_not_ended_and_is_closed_all_the_same(
+    fake: FakeMps, parent: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     daemon = MpsDaemon("GPU-5ea1", parent)
     await daemon.start()
     assert daemon.folder
     processes = daemon_of(daemon.folder), keeper_of(daemon.folder), daemon.server
     with no_descriptors():
-        with pytest.raises(MpsError, match=r"cannot be run: Too many open files$"):
-            await daemon.check()
+        await daemon.check()
+        assert "cannot be run: Too many open files" in caplog.text
         assert no_trouble(daemon)
         await daemon.close()
     await ended(*processes)
