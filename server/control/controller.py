@@ -416,7 +416,8 @@ class Controller:
         the same time. A tenant stands still for 2 ms, and for 2 to 500 ms with each further try that it takes part in.
         """
         async with self.granules_change:
-            found, shared = await self._probe(device, device.distinct())
+            runtimes = device.distinct()
+            found, shared = await self._probe(device, runtimes, runtimes)
             if shared:
                 device.apart = {}
             return found, shared
@@ -440,14 +441,30 @@ class Controller:
             self._strains -= 1
 
     async def _probe(
-        self, device: ControlledDevice, runtimes: Sequence[DeviceRuntime], apart: Set[str] = frozenset()
+        self,
+        device: ControlledDevice,
+        runtimes: Sequence[DeviceRuntime],
+        needed: Collection[DeviceRuntime],
+        apart: Set[str] = frozenset(),
     ) -> tuple[dict[str, Placement], list[Overlap]]:
-        """As `probe` of these runtimes' tenants, of whom those among `apart` are not compared with each other."""
+        """As `probe` of these runtimes' tenants, of whom those among `apart` are not compared with each other.
+
+        One whose process ends meanwhile is left out, as it uses no units then. Raises Unavailable if it is `needed`.
+        """
+
+        async def look(runtime: DeviceRuntime, seconds: float) -> dict[str, Placement]:
+            try:
+                return await runtime.probe(seconds)
+            except Unavailable:
+                if runtime in needed:
+                    raise
+                return {}
+
         looks, moved = list[dict[str, Placement]](), {device.runtimes[name] for name in device.runtimes.keys() - apart}
         brief = {*runtimes} - moved
         runtimes = sorted(runtimes, key=brief.__contains__)  # First those that are held for longer.
         for seconds in _HOLDS:
-            found = await together(runtime.probe(_BRIEFLY if runtime in brief else seconds) for runtime in runtimes)
+            found = await together(look(runtime, _BRIEFLY if runtime in brief else seconds) for runtime in runtimes)
             looks.append({name: each for placements in found for name, each in placements.items()})
             shared = overlaps(*looks, apart=apart)
             if not device.info.shared or not shared:
@@ -502,7 +519,7 @@ class Controller:
             apart = {name for name, each in there.items() if name not in moved and device.apart.get(name) == each}
             if apart == there.keys():
                 return
-            _, shared = await self._probe(device, [runtime for runtime, *_ in there.values()], apart)
+            _, shared = await self._probe(device, [runtime for runtime, *_ in there.values()], device.distinct(moved), apart)
             if shared:
                 raise Misplaced(f"device {device.name}: " + "; ".join(map(explained, shared)))
             device.apart = there

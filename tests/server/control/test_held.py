@@ -210,6 +210,18 @@ async def test_a_process_that_is_started_again_stops_no_move_of_others() -> None
     assert site.shares == [2, 1, 1]
 
 
+async def test_a_process_that_ends_while_it_is_held_stops_no_move_of_others_and_none_of_its_own() -> None:
+    site = await Site().start()
+    ended = Unavailable("the device process for globex has ended")
+    site.processes["globex"].raises = [ended]
+    await site.controller.repartition({"acme": 2})
+    assert site.shares == [2, 1, 1]
+    site.processes["globex"].raises = [ended]
+    with pytest.raises(Unavailable):
+        await site.controller.repartition({"acme": 1, "globex": 2})
+    assert site.shares == [2, 1, 1]
+
+
 async def test_a_tenant_that_moves_is_held_with_those_that_are_there(caplog: pytest.LogCaptureFixture) -> None:
     site = await Site(("hooli",)).start()
     await site.controller.transfer("acme", "1")
