@@ -127,7 +127,8 @@ def back_to_back(seat: Seat, start: float, until: float, priorities: GilPrioriti
 @contextmanager
 def placed(priorities: GilPriorities, waiting: Callable[[], bool]) -> Iterator[GilPriority]:
     """A place among the threads, for as long as one of them works."""
-    place = priorities.join(waiting)
+    place = priorities.make(waiting)
+    priorities.join(place)
     try:
         yield place
     finally:

@@ -17,22 +17,26 @@ Key = tuple[ModelKey, tuple[Shape, ...]]
 class DeferredTickets:
     """The tickets that one worker has deferred; tickets of one model and equal shapes stay in order of arrival.
 
-    `ready` are those that can start now; at first `left`, the tickets that the worker before had deferred. `on_change` is
-    called with the number of deferred tickets whenever it changes; `wake` wakes the worker. One thread at a time, except
-    `wake`.
+    `ready` are those that can start now, none at first. `on_change` is called with the number of deferred tickets whenever it
+    changes; `wake` wakes the worker. One thread at a time, except `wake`.
     """
 
-    def __init__(self, left: Iterable[Ticket], on_change: Callable[[int], None], wake: Callable[[], None]) -> None:
-        self.ready: deque[Ticket] = deque(left)
+    def __init__(self, on_change: Callable[[int], None], wake: Callable[[], None]) -> None:
+        self.ready: deque[Ticket] = deque()
         self._on_change = on_change
         self._wake = wake
         self._closing = Lock()
         self._closed = False
         self._groups: dict[Key, list[Ticket]] = {}
         self._prepared: deque[tuple[Key, Future[None]]] = deque()
-        self.count = len(self.ready)
+        self.count = 0
         self.held: Ticket | None = None
         """The first of `ready` if it waits until what is in flight elsewhere has ended; all behind it wait, too."""
+
+    def go_on(self, left: Iterable[Ticket]) -> None:
+        """Begin with these tickets, which the worker before had deferred."""
+        self.ready += left
+        self.count = len(self.ready)
 
     def follow(self, ticket: Ticket, again: bool = False) -> bool:
         """Defer a ticket behind deferred ones of its model and shapes; False if there are none.

@@ -89,12 +89,14 @@ class GilPriorities:
     def __repr__(self) -> str:
         return f"<GilPriorities of {len(self._all)} workers>"
 
-    def join(self, waiting: Callable[[], bool]) -> GilPriority:
-        """Add a worker that is about to start; `waiting` is as for `GilPriority`."""
-        priority = GilPriority(self, waiting, self._sleep)
+    def make(self, waiting: Callable[[], bool]) -> GilPriority:
+        """The priority of a worker that is to `join`; `waiting` is as for `GilPriority`."""
+        return GilPriority(self, waiting, self._sleep)
+
+    def join(self, priority: GilPriority) -> None:
+        """Add a worker that is about to start."""
         with self._changing:
             self._all = (*self._all, priority)
-        return priority
 
     def remove(self, priority: GilPriority) -> None:
         """Remove a worker that has ended."""

@@ -77,7 +77,7 @@ class Session:
         self.answered_wakes = 0
         """The `wakes` of the launch loop that a thread has seen to since."""
         self.roles = ThreadRoles(parking, wake)
-        self.deferred = DeferredTickets(tickets.take_returned(), completions.report_deferred, wake)
+        self.deferred = DeferredTickets(completions.report_deferred, wake)
         self.flights: deque[InFlight] = deque()
         self.unfinished: dict[int, Unfinished] = tickets.unfinished
         """By slot, the answers that go on with their next ticket. The link's: the next worker goes on with them."""

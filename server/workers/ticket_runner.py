@@ -92,8 +92,12 @@ class TicketRunner:
         self._ring_before = self._max_delay if hosted else BUNDLE
 
     def open(self) -> None:
-        """Called before the threads start: let short models run on the event loop, if that is the tenant's own."""
+        """Called when the worker before has left the link and before the threads start: go on with what it has deferred, and
+        let short models run on the event loop, if that is the tenant's own.
+        """
         session = self.session
+        self._priorities.join(session.priority)
+        session.deferred.go_on(session.link.tickets.take_returned())
         if self._partition.host_cores is not None and session.link.shares_interpreter:
             self._loop_runs = LoopRuns(
                 session, self._partition, self._executors, self.in_flight, self._cancellations, self._prepares, self._metering

@@ -65,7 +65,7 @@ class Worker:
         self._attached = Semaphore(0)
         self._unattached: list[Exception] = []
         """Why threads could not be attached to the partition."""
-        self._ready_loop: LaunchLoop | None = None
+        self._ready: TicketRunner | None = None
         """Of the link that this worker is to serve next."""
         self._cancellations = Cancellations()
 
@@ -163,34 +163,50 @@ class Worker:
             self._threads.append(thread)
 
     def take_over(self, endpoint: Endpoint, before: "Worker") -> None:
-        """Have graphs ready for the tickets that the launch loop of the worker runs that serves this link now: `serve` goes on
-        with them, and the interpreter has nothing to do for the first ones. Blocks, and delays nothing of the other worker.
+        """Have ready what `serve` needs to go on where the worker stops that serves this link now, and graphs for the tickets
+        that its launch loop runs, so that the interpreter has nothing to do for the first ones. Blocks, and delays nothing of
+        the other worker. Raises RuntimeError if there can be no more threads.
         """
-        loop = before.runner.session.loop if before.runner else None
-        if loop is None or loop.link is not endpoint.link:
+        if (running := before.runner) is None or running.session.link is not endpoint.link:
             return
-        if mine := self._open_loop(endpoint):
+        ready = self._make_runner(endpoint)
+        if (mine := ready.session.loop) and (loop := running.session.loop):
             for known in loop.known:
                 if executor := self.executors.get(known.model):
                     counter, narrow = self.metering.counter(executor, known.model), self.metering.twin(self.narrow, known.model)
                     mine.take_over(known, executor, counter, narrow)
-            self._ready_loop = mine
+        self._ready = ready
 
     def serve(self, endpoint: Endpoint) -> None:
         """Have the threads run the tickets of this link."""
-        self.warm_up()
         if endpoint is not self._endpoint:  # Serials start again at 1 with each link.
             self._cancellations.by_slot = {}
         self._endpoint, self._cancellations.abandoned = endpoint, None
-        hosted = self.partition.host_cores is not None
         endpoint.link.tickets.open()
-        endpoint.link.completions.set_on_host_cores(hosted)
-        loop = self._open_loop(endpoint)
-        priority, parking = self._priorities.join(endpoint.link.tickets.waiting), None if hosted else self._gates[1]
-        session = Session(endpoint, priority, parking, loop)
-        if loop:
+        endpoint.link.completions.set_on_host_cores(self.partition.host_cores is not None)
+        if self._ready and self._ready.session.link is not endpoint.link:
+            self._drop_ready()
+        runner, self._ready = self._ready or self._make_runner(endpoint), None
+        session = runner.session
+        if loop := session.loop:
             self._use_placements(loop)
-        runner = self.runner = TicketRunner(
+            loop.use_pace(self.pace.shared if self.pace else None)
+        runner.wide, runner.narrow, runner.pace = self.wide, self.narrow, self.pace
+        self.runner = runner
+        runner.open()
+        if session.deferred.count or endpoint.link.tickets.waiting():
+            endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
+        self._gates[0].release()
+
+    def _make_runner(self, endpoint: Endpoint) -> TicketRunner:
+        """A runner for this link, and the threads for it. Raises RuntimeError if there can be no more threads."""
+        self.warm_up()
+        loop, parking = None, None
+        if self.partition.host_cores is None:
+            loop = open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot)
+            parking = self._gates[1]
+        session = Session(endpoint, self._priorities.make(endpoint.link.tickets.waiting), parking, loop)
+        return TicketRunner(
             session,
             self.partition,
             self.executors,
@@ -200,24 +216,11 @@ class Worker:
             self._on_lost,
             self._on_error,
         )
-        runner.wide, runner.narrow, runner.pace = self.wide, self.narrow, self.pace
-        if loop:
-            loop.use_pace(self.pace.shared if self.pace else None)
-        runner.open()
-        if session.deferred.count or endpoint.link.tickets.waiting():
-            endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
-        self._gates[0].release()
 
-    def _open_loop(self, endpoint: Endpoint) -> LaunchLoop | None:
-        """The launch loop for this link, that of `take_over` if there is one; None on CPU cores, or where none was compiled."""
-        ready, self._ready_loop = self._ready_loop, None
-        if ready and ready.link is endpoint.link:
-            return ready
-        if ready:
-            ready.close()
-        if self.partition.host_cores is not None:
-            return None
-        return open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot)
+    def _drop_ready(self) -> None:
+        ready, self._ready = self._ready, None
+        if ready and (loop := ready.session.loop):
+            loop.close()
 
     def abandon(self, reason: Failure = WITHDRAWN) -> None:
         """Cancel what is in flight and start nothing more; all of it fails with this reason. Does not block. Any thread."""
@@ -265,9 +268,7 @@ class Worker:
         """Start nothing more, and wait for what is in flight. Blocks. Deferred tickets are left to the next worker."""
         self.stop().result()
         self.hand_over()
-        if loop := self._ready_loop:
-            loop.close()
-            self._ready_loop = None
+        self._drop_ready()
         for gate in self._gates:  # For threads that are parked, or have not served.
             gate.release()
         for thread in (*self._ending, *self._threads):

@@ -581,7 +581,7 @@ def test_a_thread_that_ends_the_last_work_wakes_the_one_that_listens_in_vain(ben
     bench.worker.halt()
     tickets = bench.link.tickets
     loop = open_loop(bench.link, BUNDLE, EXPIRED, WITHDRAWN, {})
-    session = Session(bench.endpoint, bench.priorities.join(tickets.waiting), Semaphore(0), loop)
+    session = Session(bench.endpoint, bench.priorities.make(tickets.waiting), Semaphore(0), loop)
     bench.put(bench.ticket(0, 1), bench.ticket(1, 1))
     while not tickets.hand_over()[1]:  # The halt may have left a wake-up.
         tickets.add_unread(tickets.listen())

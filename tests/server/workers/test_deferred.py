@@ -14,7 +14,8 @@ class Bench:
     def __init__(self, *left: Ticket) -> None:
         self.reported: list[int] = []
         self.wakes = 0
-        self.deferred = DeferredTickets(left, self.reported.append, self.wake)
+        self.deferred = DeferredTickets(self.reported.append, self.wake)
+        self.deferred.go_on(left)
 
     def wake(self) -> None:
         self.wakes += 1

@@ -22,7 +22,8 @@ class Bench:
 
     def priority(self, gap: int, until: int = SECOND) -> GilPriority:
         """The priority of a worker with inferences `gap` nanoseconds apart up to `until`, the last of which is in progress."""
-        priority = self.priorities.join(lambda: self.waiting)
+        priority = self.priorities.make(lambda: self.waiting)
+        self.priorities.join(priority)
         for nth in range(SETTLED):
             priority.start_enqueuing(until - (SETTLED - nth) * gap)
         return priority

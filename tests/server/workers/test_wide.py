@@ -219,7 +219,7 @@ def test_a_work_that_was_about_to_go_wide_when_the_partition_is_taken_away_stays
                 narrowed.append(placement.suspend())
                 return 0
 
-        session = Session(bench.endpoint, bench.priorities.join(bench.link.tickets.waiting), Semaphore(0))
+        session = Session(bench.endpoint, bench.priorities.make(bench.link.tickets.waiting), Semaphore(0))
         flight = placement.enqueue(session, bench.engine.executors[0], bench.ticket(0, 5), Meanwhile())
         assert (flight.placement, placement.running, bench.wide.stream.ran) == (None, False, 0)
         assert [each.done() for each in narrowed] == [True]

@@ -509,7 +509,7 @@ def test_a_worker_that_never_served_can_be_closed() -> None:
 def test_a_busy_worker_yields_the_gil_only_to_one_that_has_work(bench: Bench) -> None:
     """They share a GIL, for which the other may still be waiting."""
     waiting: list[bool] = []
-    bench.priorities.join(lambda: bool(waiting))
+    bench.priorities.join(bench.priorities.make(lambda: bool(waiting)))
     for _ in range(100):
         bench.rush()
     assert bench.naps == []
