@@ -6,7 +6,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ..errors import BadRequest, TooLarge
-from ..protocol.json_document import Object, count
+from ..protocol.json_document import Object, count, short
 from ..protocol.json_slices import SLICE
 from ..protocol.request import Limits
 from ..protocol.time_slices import Steps
@@ -106,16 +106,20 @@ def document(parsed: Parsed) -> Steps[Object]:
     inputs: list[Object] = []
     for index, tensor in enumerate(message.inputs):
         entry: Object = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        entry["parameters"] = _parameters(tensor.parameters)
+        entry["parameters"] = _parameters(tensor.parameters, f"inputs[{index}].")
         typed = yield from _typed(tensor.contents, f"inputs[{index}].") if tensor.HasField("contents") else _nothing()
         if typed and raw:
             raise BadRequest(f"inputs[{index}].contents: given; expected nothing, as raw_input_contents has the tensors")
         entry["data"] = raw[index] if raw else typed
         inputs.append(entry)
-    parameters = _parameters(message.parameters)
+    parameters = _parameters(message.parameters, "")
     parameters.pop(_EMPTY_END, None)
     parameters["binary_data_output"] = True
-    outputs = [{"name": output.name, "parameters": _output_parameters(output)} for output in message.outputs]
+    outputs: list[Object] = []
+    for index, output in enumerate(message.outputs):
+        values = _parameters(output.parameters, f"outputs[{index}].")
+        values.pop("binary_data", None)  # It chooses between JSON and binary, of which there is no choice.
+        outputs.append({"name": output.name, "parameters": values})
     return {"id": message.id or None, "parameters": parameters, "inputs": inputs, "outputs": outputs}
 
 
@@ -143,19 +147,14 @@ def _typed(contents: Any, where: str) -> Steps[Typed | None]:
     return Typed(name, array)
 
 
-def _output_parameters(output: Any) -> Object:
-    """The parameters of a requested output, without those that choose between JSON and binary, of which there is no choice."""
-    values = _parameters(output.parameters)
-    values.pop("binary_data", None)
-    return values
+def _parameters(entries: Any, where: str) -> Object:
+    """The parameters of a request, or of the input or output that `where` names. Raises BadRequest."""
+    return {key: getattr(value, _choice(key, value, where)) for key, value in entries.items()}
 
 
-def _parameters(entries: Any) -> Object:
-    return {key: getattr(value, _choice(key, value)) for key, value in entries.items()}
-
-
-def _choice(key: str, value: Any) -> str:
+def _choice(key: str, value: Any, where: str) -> str:
     chosen: str | None = value.WhichOneof("choice")
     if chosen is None:
-        raise BadRequest(f"parameters[{key!r}] has no value; expected one such as int64_param or string_param")
+        text = "no value; expected one such as int64_param or string_param"
+        raise BadRequest(f"{where}parameters.{short(key)}: {text}")
     return chosen

@@ -1,5 +1,6 @@
 """ModelInferRequests from bytes into documents and tensors; against protobuf's own parser."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,13 @@ def test_the_document_is_that_of_a_json_request() -> None:
     }
 
 
-def test_a_parameter_without_a_value_is_refused() -> None:
+@pytest.mark.parametrize("where", ["", "inputs[0].", "outputs[0]."])
+def test_a_parameter_without_a_value_is_refused(where: str) -> None:
     made = message(raw_input_contents=[b"12345678"])
-    made.parameters["priority"].SetInParent()
-    with pytest.raises(BadRequest, match=r"parameters\['priority'\] has no value"):
+    made.outputs.add(name="y")
+    of = {"": made, "inputs[0].": made.inputs[0], "outputs[0].": made.outputs[0]}[where]
+    of.parameters["priority"].SetInParent()
+    with pytest.raises(BadRequest, match=re.escape(f"{where}parameters.priority: no value; expected one such as")):
         read(made.SerializeToString())
 
 
