@@ -30,6 +30,7 @@ SetLevel = Callable[[str], None]
 
 _SEVERITIES = ("log_error", "log_warning", "log_info")
 """Triton's switches, the most severe first. A level logs all that are more severe too."""
+_VERBOSE = "log_verbose_level"
 _LEVELS = ("error", "warning", "info", "debug")
 
 
@@ -60,7 +61,7 @@ def _settings(style: str) -> Object:
     return {
         "log_file": "",
         **{name: level >= at for at, name in reversed(list(enumerate(_SEVERITIES)))},
-        "log_verbose_level": int(level == 3),
+        _VERBOSE: int(level == 3),
         "log_format": "default" if style == "text" else style,
     }
 
@@ -73,20 +74,21 @@ def _level(given: Object, now: Object) -> str:
         expected = "true or false" if name in _SEVERITIES else "a whole number of at least 0"
         if name in _SEVERITIES and type(value) is not bool:
             raise BadRequest(f"{name}: {show(value)}; expected {expected}")
-        if name == "log_verbose_level" and (type(value) is not int or value < 0):
+        if name == _VERBOSE and (type(value) is not int or value < 0):
             raise BadRequest(f"{name}: {show(value)}; expected {expected}")
         if name == "log_file" and value != "":
             raise BadRequest(f"log_file: {show(value)}; the log goes to standard error, redirect that")
         if name == "log_format" and value != now["log_format"]:
             raise BadRequest(f"log_format: {show(value)}; set server.log_format, and restart the server")
+    if given.get(_VERBOSE):  # It includes the others, unless they are refused.
+        now = {**now, **dict.fromkeys(_SEVERITIES, True)}
     wanted = {**now, **given}
-    if wanted["log_verbose_level"]:
-        return "debug"
-    switches = [bool(wanted[name]) for name in _SEVERITIES]
-    if not switches[0] or switches != sorted(switches, reverse=True):
-        asked = ", ".join(f"{name} {str(on).lower()}" for name, on in zip(_SEVERITIES, switches, strict=True))
+    switches = {name: bool(wanted[name]) for name in (*_SEVERITIES, _VERBOSE)}
+    on = list(switches.values())
+    if not on[0] or on != sorted(on, reverse=True):
+        asked = ", ".join(f"{name} {show(wanted[name])}" for name in switches if name != _VERBOSE or wanted[name])
         raise BadRequest(f"{asked}: errors are always logged, and what is more severe than something that is logged is too")
-    return _LEVELS[sum(switches) - 1]
+    return _LEVELS[sum(on) - 1]
 
 
 async def _reloader(request: Request) -> Reloader:

@@ -58,6 +58,10 @@ def served(standard: Path) -> Any:
         ({"log_format": "ISO8601"}, "set server.log_format"),
         ({"log_error": False}, "errors are always logged"),
         ({"log_warning": False}, "what is more severe than something that is logged is too"),
+        (
+            {"log_info": False, "log_verbose_level": 1},
+            "log_error true, log_warning true, log_info false, log_verbose_level 1: errors are always",
+        ),
     ],
 )
 def test_a_log_setting_that_means_nothing_is_refused_by_name(http: httpx.Client, given: Any, words: str) -> None:
@@ -68,7 +72,9 @@ def test_a_log_setting_that_means_nothing_is_refused_by_name(http: httpx.Client,
 
 
 def test_the_verbose_level_is_debug(http: httpx.Client) -> None:
+    assert http.post("/v2/logging", json={"log_info": False}).json() == {**LOGGING, "log_info": False}
     assert http.post("/v2/logging", json={"log_verbose_level": 2}).json() == {**LOGGING, "log_verbose_level": 1}
+    assert http.post("/v2/logging", json={"log_info": False}).status_code == 400, "it is logged as long as that is"
     assert http.post("/v2/logging", json={"log_verbose_level": 0}).json() == LOGGING
 
 
