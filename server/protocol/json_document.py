@@ -95,24 +95,21 @@ def flag(values: Object, key: str, where: str = "parameters.") -> bool | None:
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
     """Raise BadRequest for the value of a field, with its type unless that is obvious or was expected."""
-    whole = as_integer(value)
-    if type(whole) is not type(value) and expected.startswith("an integer"):
-        value, what = whole, " has more than 64 bits"
-    else:
-        what = "" if value is None or expected.startswith(kind_of(value)) else f" is {kind_of(value)}"
+    what = "" if value is None or expected.startswith(kind_of(value)) else f" is {kind_of(value)}"
+    if is_beyond(value) and expected.startswith("an integer"):
+        what = " has more than 64 bits"
     raise BadRequest(f"{where}: {show(value)}{what}; expected {expected}")
 
 
-def as_integer(value: object) -> object:
-    """An integer beyond 64 bits, which the parser has made a float, with its first 17 digits; any other value as it is."""
-    beyond = type(value) is float and abs(value) >= 2**63 and value.is_integer()
-    return int(Decimal(repr(value))) if beyond else value
+def is_beyond(value: object) -> bool:
+    """Whether this is an integer beyond 64 bits, which the parser has made a float."""
+    return type(value) is float and abs(value) >= 2**63 and value.is_integer()
 
 
 def show(value: object) -> str:
-    """A value as JSON, shortened for messages."""
+    """A value as JSON, shortened for messages. Of integers beyond 64 bits the first 17 digits are right."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(int(Decimal(repr(value))) if is_beyond(value) else value, ensure_ascii=False)
     except RecursionError:
         return "something nested very deeply"
     return short(text)

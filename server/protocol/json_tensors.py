@@ -18,7 +18,7 @@ from engines import DataType, TensorSpec, wire
 
 from ..errors import BadRequest
 from ..link.messages import Shape
-from .json_document import Object, as_integer, count, kind_of, refuse, show
+from .json_document import Object, count, is_beyond, kind_of, refuse, show
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -85,15 +85,16 @@ class Elements(NamedTuple):
 
     def refuse_type(self, index: int) -> NoReturn:
         value, datatype = self.values[index], self.declared.spec.datatype
-        if datatype.kind in ("int", "uint") and type(as_integer(value)) is not type(value):
+        if datatype.kind in ("int", "uint") and is_beyond(value):
             self.refuse_range(index)
         refuse(self._path(index), value, f"{_EXPECTED[datatype.kind]} for {datatype}")
 
     def refuse_range(self, index: int) -> NoReturn:
         datatype = self.declared.spec.datatype
         low, high = _limits(datatype)
-        value = self.values[index] if datatype.kind == "float" else as_integer(self.values[index])
-        raise BadRequest(f"{self._path(index)}: {show(value)} is out of range for {datatype} ({low} to {high})")
+        value = self.values[index]
+        shown = f"{value}" if datatype.kind == "float" else show(value)
+        raise BadRequest(f"{self._path(index)}: {shown} is out of range for {datatype} ({low} to {high})")
 
     def _path(self, index: int) -> str:
         return f"{self.declared.where}data{_indices(index, self.dims)}"

@@ -209,6 +209,7 @@ BAD_PLANS: list[tuple[str | bytes, int, str]] = [
     ('{"acme": -1}', 400, "acme: -1 granules; expected an integer of at least 1"),
     ('{"acme": true}', 400, "acme: true granules; expected an integer of at least 1"),
     ('{"acme": "2"}', 400, 'acme: "2" granules; expected an integer of at least 1'),
+    (f'{{"acme": {10**23}}}', 400, f"acme: {10**23} granules; expected an integer of at least 1"),
     ('{"acme": 2.0}', 400, "acme: 2.0 granules; expected an integer of at least 1"),
     ('{"acme": null}', 400, "acme: null granules; expected an integer of at least 1"),
     ('{"acme": [1]}', 400, "acme: [1] granules; expected an integer of at least 1"),

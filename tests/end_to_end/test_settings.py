@@ -53,6 +53,7 @@ def served(standard: Path) -> Any:
     [
         ({"log_verbose": 1}, "log_verbose: there is no such log setting"),
         ({"log_info": "yes"}, 'log_info: "yes"; expected true or false'),
+        ({"log_verbose_level": 10**23}, f"log_verbose_level: {10**23}; expected a whole number"),
         ({"log_verbose_level": -1}, "log_verbose_level: -1; expected a whole number"),
         ({"log_file": "/tmp/log"}, "the log goes to standard error"),
         ({"log_format": "ISO8601"}, "set server.log_format"),
