@@ -165,6 +165,8 @@ class TenantHandover:
                     channel.close()
 
 
+OPEN_LIMIT = 120.0
+"""Seconds in which a process that comes while others are served has to open its device: the driver may hang for ever."""
 _MOST_UNREAD = 1 << 20
 """Bytes that the process has not read, with which it is sent no cancellations: they take some 40 each."""
 _Cores = dict[str, frozenset[int] | None]
@@ -241,7 +243,7 @@ class RemoteRuntime:
         if self.away:
             process = proxy(ToRuntime, channel)
             steps = [self._ended, monotonic()]
-            await process.open()
+            await _opened(process, OPEN_LIMIT)
             steps.append(monotonic())
             if self.kept.affinity:
                 cores, builds = self.kept.affinity
@@ -267,10 +269,11 @@ class RemoteRuntime:
         self.kept.crashes.on_end(self.label)
         self.tenants.fail(reason)
 
-    async def open(self) -> DeviceInfo:
+    async def open(self, limit: float | None = None) -> DeviceInfo:
+        """As `DeviceRuntime.open`. Raises DeviceUnavailable, too, if the process takes longer than `limit` seconds."""
         await self._calls.connected.wait()
         try:
-            return await self._process.open()
+            return await _opened(self._process, limit)
         except Unavailable as error:
             raise DeviceUnavailable(f"{self.label} ended while it opened the device; the log says why") from error
 
@@ -362,3 +365,11 @@ class RemoteRuntime:
         """The problem of a model that only the process before had published; none if the tenant may not call it any more."""
         problem = IndexEntry(name, "", "UNAVAILABLE", "no longer in the repository when its device was started again")
         return [problem] if self.kept.lists.allows(tenant, name) else []
+
+
+async def _opened(process: ToRuntime, limit: float | None) -> DeviceInfo:
+    try:
+        async with asyncio.timeout(limit):
+            return await process.open()
+    except TimeoutError as error:
+        raise DeviceUnavailable(f"it did not open its device within {limit:g} s") from error

@@ -26,7 +26,7 @@ from ...tenants.catalog import ModelVersion
 from ...tenants.frontend import State
 from ..remote.device_tenants import Coming
 from ..remote.remote_frontend import Publication, RemoteFrontend, open_remote
-from ..remote.remote_runtime import RemoteRuntime
+from ..remote.remote_runtime import OPEN_LIMIT, RemoteRuntime
 from . import listen
 from .affinity import count
 from .listen import CannotListen
@@ -207,7 +207,7 @@ class DeviceHomes:
         self._apart[each.runtime] = each
         try:
             await self.devices.begin(each)
-            await each.runtime.open()
+            await each.runtime.open(OPEN_LIMIT)
             self._share_cores(each)
             await each.runtime.start({})
         except BaseException:

@@ -131,6 +131,19 @@ async def test_cancellations_for_a_process_that_does_not_read_take_no_more_and_m
         await process.hears("cancel", "acme", 1, 7)
 
 
+async def test_a_process_that_hangs_while_it_opens_its_device_is_given_up_when_it_replaces_another(
+    process: Process, runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under an MPS server that hangs; its tenants would get 503 for ever."""
+    monkeypatch.setattr(remote_runtime, "OPEN_LIMIT", 0.05)
+    with pytest.raises(DeviceUnavailable, match=r"^it did not open its device within 0.05 s$"):
+        await process.replaced(runtime, open=asyncio.Event())
+    assert runtime.away
+    await Process.started[-1].replaced(runtime)
+    await runtime.resumed(PATIENCE)
+    assert not runtime.away
+
+
 async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
     process: Process, runtime: RemoteRuntime
 ) -> None:
