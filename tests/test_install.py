@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,3 +21,10 @@ def test_every_extra_is_known_and_any_other_is_refused_by_name() -> None:
 def test_every_extra_is_explained() -> None:
     explained = subprocess.run([ROOT / "scripts" / "install", "--help"], capture_output=True, text=True, check=True).stdout
     assert [extra for extra in EXTRAS if not re.search(rf"  {extra}  ", explained)] == []
+
+
+def test_a_folder_of_the_same_name_hides_nothing(tmp_path: Path) -> None:
+    """Such as a clone, for a program that lies beside it."""
+    (tmp_path / "greenlane").mkdir()
+    command = [sys.executable, "-c", "from greenlane import Tensor, __version__"]
+    subprocess.run(command, cwd=tmp_path, check=True)
