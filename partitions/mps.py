@@ -423,7 +423,7 @@ class MpsDaemon:
 
     async def _terminate(self, client: int, limit: float) -> bool:
         async with self._turn:
-            if not self.server or not _send(client, signal.SIGCONT):
+            if not self.server or self._ended or not _send(client, signal.SIGCONT):
                 return False
             asked = asyncio.ensure_future(self._ask(f"terminate_client {self.server} {client}", limit + ANSWER_LIMIT))
             done, _ = await asyncio.wait({asked}, timeout=limit)

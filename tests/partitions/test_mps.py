@@ -620,6 +620,23 @@ async def test_a_daemon_that_takes_no_more_clients_is_found_by_a_check(
     await daemon.close()
 
 
+async def test_a_daemon_that_was_found_to_have_ended_is_not_asked_to_terminate_clients(
+    fake: FakeMps, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each would wait for its answer, one after another, and the end of the daemon for all of them."""
+    caplog.set_level(logging.DEBUG, "greenlane.partitions")
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    fake.behave(hang=["get_server_status"])
+    await daemon.check(limit=0.2)
+    with started([sys.executable, "-c", "input()"]) as client:
+        assert not await daemon.terminate(client.pid)
+        client.kill()
+    await daemon.close()
+    assert "Cmd:get_server_status" in caplog.text
+    assert "Cmd:terminate_client" not in caplog.text
+
+
 async def test_a_daemon_whose_folder_was_removed_takes_no_more_clients(fake: FakeMps) -> None:
     """They would run outside MPS."""
     daemon = MpsDaemon("GPU-5ea1")
