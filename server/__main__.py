@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from partitions import PartitionError
+from partitions import DeviceUnavailable, DoesNotFit, PartitionError, Unsupported
 
 from .app import configuration, log_compilation, log_configuration, on_host_cores, open_alone, open_configured
 from .config.file import load
@@ -49,10 +49,10 @@ def run(options: Options, adjust: Callable[[Config], Config] | None = None) -> i
 
             return check(options.check, open_alone, configuration)
         return _serve(options, adjust)
-    except (ConfigError, PartitionError) as error:
+    except (ConfigError, DeviceUnavailable, DoesNotFit, Unsupported) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
-    except CannotListen as error:
+    except (CannotListen, PartitionError) as error:  # Another try may succeed.
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # During a check, or before the server handles signals.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from partitions import DeviceUnavailable, Misplaced, Move
+from partitions import DeviceUnavailable, Misplaced, Move, PartitionError
 from partitions.plan import Granules
 from partitions.probe import Overlap, Placement, explained, overlaps, scattered
 from partitions.strain import Strain, Strained
@@ -485,7 +485,7 @@ class Controller:
     async def _check_started(self, device: ControlledDevice, granules: Mapping[str, Granules]) -> None:
         """As `_check_held`, as often as it takes: models are being loaded, and nothing but the start waits for the partitions.
 
-        Raises DeviceUnavailable if a process ends meanwhile, or if no load goes on for `_STANDSTILL`.
+        Raises PartitionError if a process ends meanwhile, DeviceUnavailable if no load goes on for `_STANDSTILL`.
         """
         why = f"device {device.name}: its partitions could not be seen to be apart"
         loop = asyncio.get_running_loop()
@@ -501,7 +501,7 @@ class Controller:
                     raise DeviceUnavailable(f'{why} {what}: {error}. Leave out such a model, or set mps = "off"') from error
                 log.warning("device %s, which is looked at again: %s", device.name, error)
             except Unavailable as error:
-                raise DeviceUnavailable(f"{why}: {error}") from error
+                raise PartitionError(f"{why}: {error}") from error
 
     async def _check_held(self, device: ControlledDevice, moved: Mapping[str, Granules] = MappingProxyType({})) -> None:
         """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart.

@@ -159,7 +159,7 @@ class DeviceRuntime(Protocol):
     def models(self) -> Models: ...
 
     async def open(self) -> DeviceInfo:
-        """What the device is. Called first. Raises DeviceUnavailable."""
+        """What the device is. Called first. Raises DeviceUnavailable; PartitionError if its process ends meanwhile."""
 
     async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
         """Give every tenant its first partition, page-lock the tenants' memory, and start to load their models.

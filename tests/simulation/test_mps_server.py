@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -17,7 +18,7 @@ from tests.end_to_end.wire import until
 from tests.gpu import test_mps_server as real
 from tests.gpu import test_two_devices as two
 from tests.gpu.networks import add
-from tests.gpu.process import Client, Served
+from tests.gpu.process import PATIENCE, Client, Served
 
 from .mps import FakeMps
 from .mps_daemon import NAME, PIPES
@@ -58,14 +59,19 @@ def simulated() -> Iterator[None]:
         yield
 
 
-def start(
-    folder: Path, devices: str, tenants: str, hanging: Path | None = None, **behaviour: int
-) -> AbstractContextManager[Served]:
+def prepare(folder: Path, **behaviour: int | str) -> dict[str, str]:
+    """Models and a fake daemon in this folder; the environment of a server that finds it."""
     for name, network in two.NETWORKS.items():
         (add(folder / "models", name) / "model.plan").write_bytes(make_plan(network().onnx, network().ranges))
     fake = FakeMps(folder / "fake")
     fake.behave(**behaviour)
-    environment = {"PATH": f"{fake.folder}:{os.environ['PATH']}"} | ({"HANG": str(hanging)} if hanging else {})
+    return {"PATH": f"{fake.folder}:{os.environ['PATH']}"}
+
+
+def start(
+    folder: Path, devices: str, tenants: str, hanging: Path | None = None, **behaviour: int
+) -> AbstractContextManager[Served]:
+    environment = prepare(folder, **behaviour) | ({"HANG": str(hanging)} if hanging else {})
     return two.serving(folder / "models", folder, devices, tenants, "tests.simulation.losing", environment)
 
 
@@ -93,6 +99,18 @@ def test_each_tenant_has_a_process_of_its_own_by_itself_where_processes_can_be_c
         assert found == {"greenlane dev 0"}
         assert 'WARNING greenlane.processes: device 0: one device process for all tenants (mps = "auto"): ' in server.log
     assert (" under MPS, " in description, len(left)) == (clients > 0, clients > 0)
+
+
+def test_a_server_whose_daemon_does_not_start_ends_with_a_status_after_which_it_is_tried_again(tmp_path: Path) -> None:
+    """Not with that of a wrong configuration, after which systemd leaves it (deploy/greenlane.service)."""
+    path, words = tmp_path / "greenlane.toml", ["[models]", f'repository = "{tmp_path}"', real.DEVICE, real.tenants()]
+    path.write_text("\n".join(words))
+    command = [sys.executable, "-m", "tests.simulation.losing", "--config", str(path), "--port", "0"]
+    environment = os.environ | prepare(tmp_path, server="ends")
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "\ngreenlane: the MPS server of GPU-5ea1 ended during its start; it printed: " in ended.stderr
+    assert "the configuration cannot be served" not in ended.stderr
 
 
 @pytest.mark.parametrize("mps", ["auto", "off"])

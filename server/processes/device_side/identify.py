@@ -34,7 +34,8 @@ async def identify(
     opener: Callable[[DeviceConfig], Device],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The UUID of this device, which `opener` opens in a process of its own. Raises DeviceUnavailable.
+    """The UUID of this device, which `opener` opens in a process of its own. Raises DeviceUnavailable; PartitionError if that
+    process cannot be started, ends or hangs.
 
     With an environment that process has to become a client of MPS by it.
     """
@@ -43,8 +44,10 @@ async def identify(
         answer = await _answer(name, server, alone, opener, dict(environment))
     except (OSError, EOFError) as error:  # No memory, descriptors or process ids may be left.
         why = str(error) or "the forkserver has ended"
-        raise DeviceUnavailable(f"device {name}: no process that looks at it can be started: {why}") from error
-    found = json.loads(answer or b'{"error": "the process that looks at it has ended, or hangs; the log may say why"}')
+        raise PartitionError(f"device {name}: no process that looks at it can be started: {why}") from error
+    if not answer:
+        raise PartitionError(f"device {name}: the process that looks at it has ended, or hangs; the log may say why")
+    found = json.loads(answer)
     if refused := found.get("error"):
         raise DeviceUnavailable(f"device {name}: {refused}")
     if not found["uuid"]:

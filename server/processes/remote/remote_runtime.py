@@ -275,13 +275,13 @@ class RemoteRuntime:
         try:
             return await _opened(self._process, limit)
         except Unavailable as error:
-            raise DeviceUnavailable(f"{self.label} ended while it opened the device; the log says why") from error
+            raise PartitionError(f"{self.label} ended while it opened the device; the log says why") from error
 
     async def start(self, granules: Mapping[str, Granules]) -> _Cores:
         try:
             cores = await self._process.start(granules, {}, AS_CONFIGURED)
         except Unavailable as error:
-            raise DeviceUnavailable(f"{self.label} ended while it partitioned the device; the log says why") from error
+            raise PartitionError(f"{self.label} ended while it partitioned the device; the log says why") from error
         self.kept.on_started(granules)
         self._started = True
         return cores

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from partitions import DeviceUnavailable, Misplaced
+from partitions import DeviceUnavailable, Misplaced, PartitionError
 from partitions.base import Held
 from partitions.plan import Granules
 from partitions.probe import Placement
@@ -186,7 +186,7 @@ async def test_a_start_is_given_up_where_a_load_that_never_ends_keeps_a_partitio
 async def test_a_start_fails_with_the_device_where_a_process_ends_when_its_partition_is_to_be_held() -> None:
     site = Site()
     site.processes["globex"].raises = [Unavailable("the device process for globex has ended")]
-    with pytest.raises(DeviceUnavailable, match=r"^device 0: its .* apart: the device process for globex has ended$"):
+    with pytest.raises(PartitionError, match=r"^device 0: its .* apart: the device process for globex has ended$"):
         await site.controller.start()
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
-from partitions import DeviceUnavailable
+from partitions import DeviceUnavailable, PartitionError
 from server.config.tenant import TenantConfig
 from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Paused
 from server.control.device_runtime import Models, Moves
@@ -182,7 +182,7 @@ async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be
     starting = asyncio.create_task(runtime.start({"acme": (0,)}))
     await process.hears("start")
     await process.end(runtime)
-    with pytest.raises(DeviceUnavailable, match="ended while it partitioned the device; the log says why"):
+    with pytest.raises(PartitionError, match="ended while it partitioned the device; the log says why"):
         await starting
 
 

@@ -274,12 +274,12 @@ async def test_the_process_that_identifies_a_gpu_has_name_log_and_signals_as_oth
     ],
 )
 async def test_a_gpu_that_cannot_be_used_is_refused(opener: Callable[[DeviceConfig], Device], said: str) -> None:
-    with pytest.raises(DeviceUnavailable, match=said):
+    with pytest.raises(PartitionError, match=said):
         await identify("0", ServerConfig(), DeviceConfig(mps="on"), opener)
 
 
 async def test_where_no_process_can_look_at_a_gpu_that_is_what_is_said() -> None:
     """With mps = "auto" tenants share a process then."""
     said = r"^device 0: no process that looks at it can be started: .*Too many open files"
-    with no_descriptors(), pytest.raises(DeviceUnavailable, match=said):
+    with no_descriptors(), pytest.raises(PartitionError, match=said):
         await identify("0", ServerConfig(), DeviceConfig(mps="on"), good)
