@@ -23,6 +23,7 @@ import msgspec
 
 from ...config.schema import Config
 from ...config.tenant import TenantConfig
+from ...http.strict import HEADER_TIMEOUT
 from ...tenants.auth import Tenancy
 from ..channels import handoff
 from ..channels.handoff import Ends, Handoff
@@ -33,8 +34,6 @@ from .refused import ABSENT, DESCRIPTORS, QUEUE, TIMEOUT, WAITING, RefusedConnec
 
 log = logging.getLogger("greenlane.processes")
 
-HEADER_TIMEOUT = 30.0
-"""Seconds until a connection's first headers have to be complete."""
 MAX_PIECES = 8
 """Pieces in which the headers may come. After more, the unauthenticated HTTP process reads on, and gives the connection back
 once it knows the tenant.
@@ -87,7 +86,6 @@ class Dispatcher:
 
     Over `control` the supervisor sends the name of an HTTP process with both ends of the socket over which it takes
     connections, the name of one that has ended after WITHDRAWN, or cannot be started after AWAY, and heartbeats.
-    `header_timeout` is in seconds of `clock`.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class Dispatcher:
         tenancy: Tenancy,
         listeners: Iterable[socket.socket],
         control: socket.socket,
-        header_timeout: float = HEADER_TIMEOUT,
         max_waiting: int = MAX_WAITING,
         clock: Callable[[], float] = time.monotonic,
         max_queued: int = MAX_QUEUED,
@@ -103,14 +100,13 @@ class Dispatcher:
         self._tenancy = tenancy
         self._control = control
         self._listeners = {listener.fileno(): listener for listener in listeners}
-        self._header_timeout = header_timeout
         self._max_waiting = max_waiting
         self._clock = clock
         self._epoll = select.epoll()
         self._max_queued = max_queued
         self.queues = {name: self._queue_of(name) for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
         """The connections on their way to each tenant's processes, or to those of no tenant."""
-        self._refused = RefusedConnections(self._watch_refused, self._unwatch, header_timeout, clock)
+        self._refused = RefusedConnections(self._watch_refused, self._unwatch, clock)
         self._away: set[str] = set()
         """The tenants whose process cannot be started."""
         self._gone: set[str] = set()
@@ -369,7 +365,7 @@ class Dispatcher:
         """Look again when this many bytes can be read, or the client has disconnected."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
         if connection.fileno() not in self._waiting:
-            self._waiting[connection.fileno()] = Waiting(connection, self._clock() + self._header_timeout)
+            self._waiting[connection.fileno()] = Waiting(connection, self._clock() + HEADER_TIMEOUT)
             events = select.EPOLLIN | select.EPOLLRDHUP
             self._watch(connection, lambda events: self._on_more(connection, events), events)
             if len(self._waiting) > self._max_waiting:

@@ -9,6 +9,8 @@ from contextlib import suppress
 
 import orjson
 
+from ...http.strict import HEADER_TIMEOUT_TEXT
+
 log = logging.getLogger("greenlane.processes")
 
 REFUSED = b"#"
@@ -20,7 +22,7 @@ _TEXTS = {
     QUEUE: "too many connections wait for the process that serves this tenant; try again in a second",
     ABSENT: "the process that serves this tenant cannot be started now, and the log says why; try again in a second",
     WAITING: "too many connections wait for the rest of their headers; try again in a second",
-    TIMEOUT: "the headers did not come within {:g} s",
+    TIMEOUT: HEADER_TIMEOUT_TEXT,
 }
 LINGER = 2.0
 """Seconds for which what the client still sends is read and dropped: a close with bytes unread would destroy the answer."""
@@ -33,21 +35,16 @@ _LOG_INTERVAL = 10.0
 
 
 class RefusedConnections:
-    """Belongs to the dispatcher. `watch` has `dropped` called when a connection can be read, until `unwatch`.
-
-    `header_timeout` and `clock` are in seconds.
-    """
+    """Belongs to the dispatcher. `watch` has `dropped` called when a connection can be read, until `unwatch`."""
 
     def __init__(
         self,
         watch: Callable[[socket.socket], None],
         unwatch: Callable[[socket.socket], None],
-        header_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = watch
         self._unwatch = unwatch
-        self._header_timeout = header_timeout
         self._clock = clock
         self._lingering: OrderedDict[int, tuple[socket.socket, float]] = OrderedDict()
         self._unreported: Counter[str] = Counter()
@@ -65,9 +62,8 @@ class RefusedConnections:
     def refuse(self, connection: socket.socket, reason: str) -> None:
         """Answer this connection, which is not watched, and close it once its client has read that."""
         self.count(reason)
-        text = _TEXTS[reason].format(self._header_timeout)
         status = b"408 Request Timeout" if reason == TIMEOUT else b"503 Service Unavailable\r\nretry-after: 1"
-        body = orjson.dumps({"error": text})
+        body = orjson.dumps({"error": _TEXTS[reason]})
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         try:
             connection.setblocking(False)
