@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,8 @@ from .host.malloc import keep_large_blocks
 from .host.signals import Terminal
 from .host.watchdog import Watchdog
 from .http.connection import forget_heads
-from .http.exchange import Receive
-from .http.infer import Infer, Send
+from .http.exchange import Message, Receive, Send
+from .http.infer import Infer
 from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD
 from .link import ring
@@ -145,10 +145,10 @@ class Application:
 
         self._audited = audited(self._web)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         await self._shared(scope, receive, send)
 
-    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_infer(scope["path"]):
             await self.infer(scope, receive, send)
         else:
@@ -300,7 +300,7 @@ async def _sending_spans(service: Service) -> AsyncIterator[None]:
 def _in_lines(send: Send) -> Send:
     """Report errors that the operator can correct as their lines, in place of the framework's traceback."""
 
-    async def send_lines(message: MutableMapping[str, Any]) -> None:
+    async def send_lines(message: Message) -> None:
         error = sys.exception()
         if message["type"] == "lifespan.startup.failed" and isinstance(error, OPERATOR_ERRORS):
             about = "the configuration cannot be served:\n" if isinstance(error, ConfigError | PartitionError) else ""

@@ -7,12 +7,13 @@ take headers, with lower-case names, return what gave the request away, for the 
 """
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 
 from starlette.middleware.cors import CORSMiddleware
 
-from ..http.asgi import Application, Message
+from ..http.asgi import Application
+from ..http.exchange import Message, Receive, Send
 
 _PROXY_HEADERS = ("via", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip")
 _FORWARDED = "x-forwarded-"
@@ -84,9 +85,7 @@ class Shared:
         cors = CORSMiddleware(self._application, origins, "*", "*", expose_headers=_EXPOSED_HEADERS, max_age=_MAX_AGE)
         self._cors = cors if origins else None
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         answer: Application = self._application
         if cors := self._cors:
             origin = next((value for name, value in scope.get("headers", ()) if name == b"origin"), None)

@@ -6,7 +6,7 @@ Inference requests do not come here.
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -21,8 +21,8 @@ from partitions import PartitionError
 
 from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
 from ..http import asgi
-from ..http.asgi import Application, Message
-from ..http.exchange import Call
+from ..http.asgi import Application
+from ..http.exchange import Call, Message, Receive, Send
 from ..http.paths import in_v2, nothing_at
 from ..tenants import audit
 from ..tenants.model_changes import is_change
@@ -139,9 +139,7 @@ def audited(application: Application) -> Application:
     One that is refused for lack of a key has a line where it is refused.
     """
 
-    async def answer(
-        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in _READS or not _is_watched(scope["path"]):
             await application(scope, receive, send)
             return

@@ -1,15 +1,14 @@
 """Serves requests of a connection to an ASGI application, without a server of its own: one at a time, in a task for each."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from ..errors import Failed
 from .body import content_length
-from .exchange import Call, Reply
+from .exchange import Call, Message, Receive, Reply, Send
 
-Message = MutableMapping[str, Any]
-Application = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 MAX_BODY_BYTES = 1 << 20

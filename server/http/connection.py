@@ -32,11 +32,9 @@ from .inference import CLOSE, HttpInference, Outcome, refusal
 from .paths import is_text
 from .reply_writer import ReplyWriter
 from .slot_reader import SlotReader
-from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, LONG_HEADERS, NOT_HTTP, Violation
+from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, LONG_HEADERS, MAX_HEADER_BYTES, NOT_HTTP, Violation
 from .uvicorn_protocol import UNREAD, JsonHttpToolsProtocol
 
-MAX_HEADER_BYTES = 64 * 1024
-"""A request with longer headers goes to uvicorn, which refuses it."""
 MAX_READ_AHEAD = 64 * 1024
 """Bytes read beyond the request being answered, before reading pauses."""
 RETRY_SECONDS = 0.005
@@ -307,6 +305,7 @@ class HttpConnection(asyncio.Protocol):
                 return False
         end = self._buffer.find(b"\r\n\r\n") + 4
         if end < 4:
+            # With longer headers it goes to uvicorn, which refuses it.
             if len(self._buffer) > MAX_HEADER_BYTES or not could_be_direct(self._buffer):
                 self._fall_back()
             elif self._header_timer is None:

@@ -5,7 +5,10 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Message = MutableMapping[str, Any]
+"""ASGI's, of which `Receive` takes the next and `Send` sends one."""
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}

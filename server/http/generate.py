@@ -6,8 +6,7 @@ asked for when the client has taken the one before: so a slow client slows its o
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from ..errors import BadRequest, ClientGone
 from ..inference.in_parts import InferenceInParts
@@ -17,7 +16,7 @@ from ..protocol.request import InferRequest
 from ..tenants import audit
 from .body import content_length
 from .compression import encoding_of
-from .exchange import Call, Headers, Receive, Reply
+from .exchange import Call, Headers, Receive, Reply, Send
 from .inference import Target, refusal
 
 _FIELDS = [
@@ -27,8 +26,6 @@ _FIELDS = [
 ]
 _GONE = "the client closed its connection"
 _SINGLE = "generate expects a model to answer in exactly one part, and this answer has {}; use generate_stream"
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Generation:

@@ -6,7 +6,7 @@ Under any ASGI server `Infer` is an ASGI application of its own, without the fra
 
 import asyncio
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -18,12 +18,10 @@ from ..tenants.unread import UnreadAnswers
 from . import asgi, compression, generate, strict
 from .body import Body, content_length
 from .connection_limits import Connections, Refusals
-from .exchange import MAX_BODY, Call, Headers, Receive, Reply
+from .exchange import MAX_BODY, Call, Headers, Message, Receive, Reply, Send
 from .head import Head
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import is_generate, parse_infer
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -101,7 +99,7 @@ class Infer:
         except Unavailable:
             return False
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request as an ASGI application."""
         try:
             headers = strict.headers(scope["headers"])

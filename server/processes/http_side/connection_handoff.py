@@ -7,15 +7,16 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from typing import Any
 
 import uvicorn
 
 from ...config.schema import Config
-from ...http.asgi import Application, Message
+from ...http.asgi import Application
 from ...http.connection_limits import Refusals
+from ...http.exchange import Message, Receive, Send
 from ...http.head import Head
 from ...http.paths import is_shared
 from ...scheduling.limits import TokenBucket
@@ -46,9 +47,7 @@ class Paced:
     def __repr__(self) -> str:
         return f"<Paced, {self._waiting} answers wait>"
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         async def paced(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 401 and self._waiting < MAX_WAITING:
                 self._waiting += 1

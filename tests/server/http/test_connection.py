@@ -11,11 +11,11 @@ from uvicorn.server import ServerState
 
 from server.errors import Unauthorized
 from server.http import asgi, connection
-from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
+from server.http.connection import MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
 from server.http.connection_limits import Activity, Refusals
 from server.http.exchange import Reply
 from server.http.infer import Infer
-from server.http.strict import HEADER_TIMEOUT
+from server.http.strict import HEADER_TIMEOUT, MAX_HEADER_BYTES
 from server.http.uvicorn_protocol import JsonHttpToolsProtocol
 from tests.passing_time import pass_time
 
