@@ -122,12 +122,19 @@ class TenantHandover:
         self.join(tenant, self._tenants.left(tenant), granules, {})
 
     async def release(self, tenant: str) -> None:
-        """Free everything that the process has of a tenant that it does not serve any more."""
+        """Free everything that the process has of a tenant that it does not serve any more; a process that has no other tenant
+        and does not do so in time is ended.
+        """
         self._tenants.release(tenant)
         self._kept.release(tenant)
         self._adopted.pop(tenant, None)
+        limit = None if self._tenants.frontends else RELEASE_LIMIT
         with suppress(Unavailable):
-            await self._process.release(tenant)
+            try:
+                async with asyncio.timeout(limit):
+                    await self._process.release(tenant)
+            except TimeoutError:
+                self._calls.restart(f"it has not freed tenant {tenant} within {limit:g} s")
 
     def set_pages(self, pages: Mapping[str, int]) -> None:
         """Have the process know these activity pages of tenants, which it need not serve.
@@ -167,6 +174,8 @@ class TenantHandover:
 
 OPEN_LIMIT = 120.0
 """Seconds in which a process that comes while others are served has to open its device: the driver may hang for ever."""
+RELEASE_LIMIT = 30.0
+"""Seconds in which a process frees its last tenant; what the tenant had in flight has ended before."""
 _MOST_UNREAD = 1 << 20
 """Bytes that the process has not read, with which it is sent no cancellations: they take some 40 each."""
 _Cores = dict[str, frozenset[int] | None]

@@ -23,6 +23,9 @@ from .supervised import Current, SupervisedDevice, connect, kill_if_outdated
 
 log = logging.getLogger("greenlane.processes")
 
+CLOSE_LIMIT = 30.0
+"""Seconds in which a process without tenants has to close its device: the driver may hang for ever."""
+
 
 class SupervisedDevices:
     """Belongs to the event loop. `pages` are the descriptors of tenants' activity pages, changed here: every process has all of
@@ -121,7 +124,12 @@ class SupervisedDevices:
         """
         each.retired = True
         try:
-            await each.runtime.close()
+            async with asyncio.timeout(CLOSE_LIMIT):
+                await each.runtime.close()
+        except TimeoutError:
+            log.error("%s has not closed its device within %g s; killing it", each.label, CLOSE_LIMIT)
+            if each.process:
+                await self._terminate(each.process, each.group)
         except (RequestError, PartitionError) as error:
             log.error("%s was not closed in order: %s", each.label, error)
         each.disconnect()

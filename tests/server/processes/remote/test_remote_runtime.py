@@ -144,6 +144,29 @@ async def test_a_process_that_hangs_while_it_opens_its_device_is_given_up_when_i
     assert not runtime.away
 
 
+@pytest.mark.parametrize("others", [False, True])
+async def test_a_process_that_does_not_free_its_last_tenant_is_ended_and_one_that_has_others_is_waited_for(
+    process: Process, runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """The tenant is served by another device only then. A process of its own, as under MPS, is not worth that wait."""
+    monkeypatch.setattr(remote_runtime, "RELEASE_LIMIT", 0.0)
+    freed = process.gates["release"] = asyncio.Event()
+    globex = open_remote(TenantConfig(name="globex", granules=1, models=("*",)))
+    if others:
+        runtime.handover.join("globex", globex, (1,), {})
+    runtime.handover.leave("acme")
+    releasing = asyncio.create_task(runtime.handover.release("acme"))
+    async with asyncio.timeout(PATIENCE):
+        if others:
+            await process.hears("release", "acme")
+            freed.set()
+        await releasing
+        if not others:
+            await process.supervisors.closed.wait()
+    assert process.supervisors.closed.is_set() != others
+    globex.close()
+
+
 async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
     process: Process, runtime: RemoteRuntime
 ) -> None:

@@ -1,6 +1,7 @@
 """Device processes that are started together, or again, while something else fails or a tenant leaves."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from server.processes.channels.calls import proxy
 from server.processes.channels.device_protocols import FromRuntime, ToRuntime
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_runtime import RemoteRuntime
+from server.processes.supervision import supervised_devices
 from server.processes.supervision.restarts import Restarts
 from server.processes.supervision.supervised import Current, SupervisedDevice
 from server.processes.supervision.supervised_devices import SupervisedDevices
@@ -187,6 +189,34 @@ async def test_a_process_whose_tenant_has_left_ends_in_order() -> None:
     await supervised.end(each)
     assert each.process
     assert each.process.exitcode == 0
+
+
+def serve_closing(end: socket.socket) -> None:
+    """A process that never has its device closed, as the driver hangs, and does not end by itself."""
+
+    async def run() -> None:
+        recorder = Recorder(ToRuntime, answers={}, gates={"close": asyncio.Event()})
+        channel = Channel("the supervisor", recorder.handlers())
+        await channel.open(end)
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+async def test_a_process_that_cannot_close_its_device_leaves_its_group_and_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or the move, or the reload, for which its tenant goes would never end."""
+    monkeypatch.setattr(supervised_devices, "CLOSE_LIMIT", 0.05)
+    group, supervised = Gated(), devices()
+    each = device("acme", group, [])
+    each.target = serve_closing
+    await supervised.begin(each)
+    assert each.process
+    await asyncio.wait_for(supervised.end(each), PATIENCE)
+    assert group.terminated == [(each.process.pid, True)]
+    assert each.process.exitcode == -signal.SIGKILL
+    assert "the device process for acme has not closed its device within 0.05 s; killing it" in caplog.text
 
 
 def serve_stuck(end: socket.socket) -> None:
