@@ -66,7 +66,7 @@ class Reconfiguration:
 
     async def run(self) -> None:
         """Make it. Raises RequestError or PartitionError; then nothing has changed."""
-        async with AsyncExitStack() as locks, AsyncExitStack() as granules:
+        async with AsyncExitStack() as locks, AsyncExitStack() as going, AsyncExitStack() as granules:
             shares = concerns_shares(self._before, self._config)
             if self._options or shares:  # Or a process begins meanwhile with the old ones.
                 await locks.enter_async_context(self._controller.device_changes)
@@ -75,7 +75,7 @@ class Reconfiguration:
                     self._check_possible(self._plan())
             gone = removals(self._before, self._config)
             for name in (*self._lists, *gone):
-                await locks.enter_async_context(self._controller.models_change(name))
+                await (going if name in gone else locks).enter_async_context(self._controller.models_change(name))
             # Only now, as tenants have moved to other devices until here.
             self._models = ModelChange(self._controller.devices, self._lists, self._options, gone)
             async with AsyncExitStack() as undo:
@@ -91,6 +91,7 @@ class Reconfiguration:
             leaving = {name: self._leave(name, device) for name, device in found.go.items()}
             frontends = self._controller.use(self._config, found, arrivals)
             try:
+                await going.aclose()  # Loads that wait are refused: their processes answer them before they end.
                 if self._host:
                     await together(self._host.admit(name) for name in arrivals)
             finally:  # From here on nothing is undone, so that whatever fails, all else is done.

@@ -314,6 +314,28 @@ async def test_what_was_asked_for_a_tenant_that_goes_meanwhile_is_refused(site: 
     assert kinds == [NotFound, NotFound, NotFound, BadRequest, NotFound]
 
 
+async def test_a_load_that_waits_for_a_reload_is_refused_before_the_end_of_its_tenants_process(site: Site) -> None:
+    """Which answers it before it ends, so each would wait for the other."""
+    slow, controller, waiting = site.frontends["globex"], site.controller, list[asyncio.Task[None]]()
+    slow.idle.clear()
+
+    async def everywhere(_: Config) -> None:
+        waiting.extend(asyncio.create_task(each) for each in (controller.load("globex", "a"), controller.unload("globex", "a")))
+        await asyncio.sleep(0)
+
+    config = controller.config
+    left = with_tables(config, config.server, {"acme": config.tenants["acme"]})
+    going = asyncio.create_task(reconfigure(controller, left, everywhere))
+    while "leave globex" not in site.steps:
+        await asyncio.sleep(0)
+    for each in waiting:
+        with pytest.raises(NotFound, match="there is no such tenant"):
+            await asyncio.wait_for(each, PATIENCE)
+    assert "end globex" not in site.steps
+    slow.idle.set()
+    await going
+
+
 async def test_a_tenant_that_cannot_be_admitted_leaves_nothing_else_undone(site: Site) -> None:
     site.host.fails["admit initech"] = OSError("no process can be started")
     with pytest.raises(OSError, match="no process"):
