@@ -271,6 +271,26 @@ def test_a_reload_by_the_port_of_the_tenant_that_it_takes_away_is_answered(site:
             assert connection.answer().status == (421 if removed else 200)
 
 
+def test_administration_by_the_port_of_a_tenant_that_goes_is_answered(site: Changing) -> None:
+    """What changes shares waits for the reload, which waits for the end of that tenant's process."""
+    port, key = free_port(), f"Authorization: Bearer {KEY}"
+    site.write(acme=True, more=f"port = {port}")
+    assert site.reload().status_code == 200
+    with Connection(SimpleNamespace(port=port)) as own, Connection(site.server) as other, client(site.server) as http:
+        own.send(posted("identity", SMALL, key))
+        assert own.answer().status == 200
+        other.send(posted("spin", spin(200_000), key))
+        until(lambda: lane(http, "acme")["in_flight"] == 1)
+        site.write()
+        with ThreadPoolExecutor(1) as pool:
+            reloaded = pool.submit(site.reload)
+            until(lambda: site.answered() == 401)
+            own.send(post("/admin/partitions", b'{"globex": 1}').replace(b"POST", b"PUT", 1))
+            assert other.answer().status == 200
+            assert reloaded.result().status_code == 200
+        assert own.answer().status == 200
+
+
 def _accepts(port: int) -> bool:
     with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=30):
         return True

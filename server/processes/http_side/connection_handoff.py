@@ -60,7 +60,6 @@ class Paced:
         await self._application(scope, receive, paced)
 
 
-_RELOAD = b"/admin/reload"
 _MAX_ACCEPTS = 16
 """Connections taken from the dispatcher in one iteration of the event loop."""
 
@@ -188,13 +187,13 @@ class ConnectionHandoff:
 
     def _may_pass_to(self, name: str, head: Head, transport: Any) -> bool:
         """Whether a connection may move to this process: to a tenant's, for administration to the shared one, and from that to
-        any. One that came by a tenant's own port moves for a reload only, and back.
+        any. One that came by a tenant's own port moves for administration only, and back.
 
         A client that can reach one tenant's port may not be permitted to reach the other tenants. A call that takes a tenant
-        away is answered when that tenant's process has ended.
+        away, and what waits for that, is answered when that tenant's process has ended.
         """
         if owner := self._owners.get(transport.get_extra_info("sockname")[1]):
-            return name == owner or head.path == _RELOAD
+            return name == owner or is_shared(head.path)
         service = self._service()
         return not service.tenants or name in service.tenancy.tenants or is_shared(head.path)
 
