@@ -118,6 +118,8 @@ def _append(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not _begins_like(path):
         path = path.with_stem(f"{path.stem}-{len(COLUMNS.split(','))}")
+        if path.exists() and not _begins_like(path):
+            raise OSError(f"{path} has other columns as well; move it elsewhere")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, MODE)
     try:
         end = _whole_lines(file)
@@ -143,13 +145,15 @@ def _begins_like(path: Path) -> bool:
 
 def _whole_lines(file: int) -> int:
     """The size of the file without a last line that has no end, which a machine that stopped may have left; that is cut off."""
-    size = os.fstat(file).st_size
-    place = max(0, size - 65536)
-    tail = os.pread(file, size - place, place)
-    if not tail or tail.endswith(b"\n"):
-        return size
-    end = place + tail.rfind(b"\n") + 1
-    os.ftruncate(file, end)
+    end = size = os.fstat(file).st_size
+    while end:
+        place = max(0, end - 65536)
+        if found := os.pread(file, end - place, place).rfind(b"\n") + 1:
+            end = place + found
+            break
+        end = place
+    if end < size:
+        os.ftruncate(file, end)
     return end
 
 

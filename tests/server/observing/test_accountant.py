@@ -300,15 +300,19 @@ def _ns(seconds: str) -> int:
     return int(whole) * NS + int(part.ljust(9, "0"))
 
 
-async def test_a_file_goes_on_after_a_restart_and_loses_a_line_that_was_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["2026-11-22T00:00", "\0" * 200_000], ids=["row", "zeros"])
+async def test_a_file_goes_on_after_a_restart_and_loses_a_line_that_was_cut_off(tmp_path: Path, left: str) -> None:
+    """A file system may leave zeros where a machine stopped."""
     for _ in range(2):
         files = UsageFiles(tmp_path)
         site = Site(files)
         files.begin(site.accountant.totals())
         site.now = NS
         await site.accountant.write()
-        only(tmp_path).write_text(only(tmp_path).read_text() + "2026-11-22T00:00")
-    assert [row["tenant"] for rows in parsed(tmp_path).values() for row in rows][:4] == ["", "acme", "", "acme"]
+        only(tmp_path).write_text(only(tmp_path).read_text() + left)
+    found = only(tmp_path).read_text().removesuffix(left)
+    assert "\0" not in found
+    assert [row["tenant"] for row in csv.DictReader(found.splitlines())] == ["", "acme", "", "acme"]
 
 
 async def test_a_folder_that_cannot_be_made_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -360,6 +364,26 @@ async def test_a_file_with_other_columns_is_left_and_another_one_begun(tmp_path:
     assert old.read_text() == "from,to,device\n1,2,0\n"
     lines = (tmp_path / "usage-2026-11-22-18.csv").read_text().splitlines()
     assert [row["tenant"] for row in csv.DictReader(lines)] == ["", "acme"] * 2
+
+
+async def test_two_files_with_other_columns_are_left_and_rows_kept_until_one_is_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = [tmp_path / f"usage-2026-11-22{each}.csv" for each in ("", "-18")]
+    for each in old:
+        each.write_text("from,to,device\n1,2,0\n")
+    files = UsageFiles(tmp_path)
+    site = Site(files)
+    await files.begin(site.accountant.totals())
+    site.now = NS
+    await site.accountant.write()
+    assert [each.read_text() for each in old] == ["from,to,device\n1,2,0\n"] * 2
+    assert f"{old[1]} has other columns as well; move it elsewhere" in caplog.text
+    old[1].rename(tmp_path / "elsewhere")
+    site.now = 2 * NS
+    await site.accountant.write()
+    rows = list(csv.DictReader(old[1].read_text().splitlines()))
+    assert sum(_ns(row["granted"]) for row in rows) == 8 * NS
 
 
 @pytest.mark.parametrize(("estimated", "by"), [(0, "measured"), (2, "estimated")])
