@@ -251,6 +251,25 @@ def test_threads_that_were_started_early_serve_when_they_are_to_and_end_with_the
         assert {*bench.partition.threads} == {*early}, "they were attached meanwhile"
 
 
+def test_a_worker_that_has_handed_its_link_over_may_serve_again_and_the_threads_of_before_end() -> None:
+    """The second one is parked, and not waited for when the link is handed over."""
+    with benched() as bench:
+        bench.worker.serve(bench.endpoint)
+        assert bench.worker.wait_until_started()
+        first = set(bench.partition.threads)
+        bench.worker.stop().result(PATIENCE)
+        bench.worker.hand_over()
+        bench.worker.serve(bench.endpoint)
+        for thread in first:
+            thread.join(PATIENCE)
+        assert not any(thread.is_alive() for thread in first)
+        bench.put(bench.ticket(0, 1))
+        assert bench.answer(bench.next()) == [1]
+        bench.worker.halt()
+        assert len(bench.partition.threads) == 4
+        assert not any(thread.is_alive() for thread in bench.partition.threads)
+
+
 @pytest.mark.parametrize("there_are", [0, 1])
 def test_threads_that_could_not_be_started_early_are_when_the_worker_is_to_serve(
     there_are: int, monkeypatch: pytest.MonkeyPatch
