@@ -80,16 +80,18 @@ class MpsGroup:
         self._deposit = self._deposit or open_deposit()
         return self._deposit
 
-    async def environment(self) -> Mapping[str, str]:
+    async def environment(self, coming: bool = False) -> Mapping[str, str]:
         """The variables that a process starts with, once the daemon runs and a fault is over. Raises PartitionError.
 
+        All processes are ended for the sake of one whose tenant has none while the daemon takes no more clients; of one that is
+        `coming`, as its tenant is served elsewhere or not yet, only that one is refused.
         The first daemon is tried twice, as the server would not start. Calls of this and of `close` are served in turn.
         """
         async with self._changing:
             daemon = self._daemon
             if daemon and daemon.folder:
                 if self._end_all and not daemon.ended:  # Or a process would wait for a daemon that hangs.
-                    await daemon.check()
+                    await (daemon.status() if coming else daemon.check())
                 if daemon.ended:
                     await self._end(daemon, await daemon.trouble())
             if self._daemon is None or self._daemon.folder is None:

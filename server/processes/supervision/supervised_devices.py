@@ -115,7 +115,7 @@ class SupervisedDevices:
         connecting to it does.
         """
         self.all.append(each)
-        await self._start(each)
+        await self._start(each, coming=True)
         self._keep_from_now_on(each)
 
     async def end(self, each: SupervisedDevice) -> None:
@@ -140,14 +140,14 @@ class SupervisedDevices:
             if (group := each.group) and not any(other.group is group for other in self.all):
                 await group.close()  # Before one that comes from now on asks for what it starts with.
 
-    async def _start(self, each: SupervisedDevice) -> None:
+    async def _start(self, each: SupervisedDevice, coming: bool = False) -> None:
         """Start a device process. One that replaces another has also opened the device again when this returns.
 
         One without a tenant any more is not started.
         """
         if each.retired:  # Its group may be closed.
             return
-        environment = await each.group.environment() if each.group else {}
+        environment = await each.group.environment(coming) if each.group else {}
         if each.retired:
             return
         frontends = each.runtime.frontends

@@ -137,6 +137,9 @@ async def test_a_daemon_that_takes_no_more_clients_is_found_by_the_next_process_
     await asyncio.sleep(0)
     assert await group.environment() == before
     shutil.rmtree(Path(before["CUDA_MPS_PIPE_DIRECTORY"]).parent)
+    with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
+        await group.environment(coming=True)
+    assert not ended.is_set(), "others are served on while one only comes"
     after = await asyncio.wait_for(group.environment(), PATIENCE)
     assert ended.is_set()
     assert is_there(after)

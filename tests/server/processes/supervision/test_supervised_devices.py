@@ -47,7 +47,7 @@ class Gated:
         self.events: list[str] = []
         self.end_all: Callable[[int], None] = lambda _: None
 
-    async def environment(self) -> Mapping[str, str]:
+    async def environment(self, coming: bool = False) -> Mapping[str, str]:
         self.events.append("asked")
         if not self.open.is_set():
             self.asked.set()
@@ -75,7 +75,7 @@ class Refusing(Gated):
         self.open.clear()
         self._first = asyncio.Lock()
 
-    async def environment(self) -> Mapping[str, str]:
+    async def environment(self, coming: bool = False) -> Mapping[str, str]:
         async with self._first:
             if self.asked.is_set():
                 await self.open.wait()
