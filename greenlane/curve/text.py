@@ -6,13 +6,11 @@ from typing import Any
 
 from greenlane.load.rules import OTHERS
 from server.config.bandwidth import in_words
+from server.config.tenant import SHARE_OF_UNIT
 
 from .curve import Curve
 from .options import Target
 from .points import LEAST, LESS, P99, AtRate, Drawn, Point, Word, disturbed
-
-KEYS = {"core": "cores", "SM": "sms"}
-"""The key of a tenant's share in the configuration, by the device's unit."""
 
 _WIDTHS, _DRAWN, _AT_RATE = (8, 13, 12, 12), (12, 8, 9, 17, 15), (11, 15, 19, 10)
 DRAWN = ("memory MB", "GB/s", "of all", "PCIe MB in/out", "GB/s")
@@ -192,7 +190,7 @@ def targets(target: Target) -> list[str]:
 
 def share(granules: int, size: int, unit: str) -> str:
     """The key of a share: in the device's units where the configuration has a key for them."""
-    return f"{KEYS[unit]} = {size}" if unit in KEYS else f"granules = {granules}"
+    return f"{SHARE_OF_UNIT[unit]} = {size}" if unit in SHARE_OF_UNIT else f"granules = {granules}"
 
 
 def as_json(curve: Curve) -> dict[str, Any]:

@@ -33,7 +33,8 @@ SHARES = ("granules", "cores", "sms")
 FENCES = ("memory_bandwidth", "pcie")
 """The keys of its share of what partitions of a device have in common."""
 
-_SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
+SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
+"""The key of a tenant's share, by the device's unit."""
 
 
 class TenantConfig(Section, frozen=True):
@@ -241,8 +242,8 @@ class TenantConfig(Section, frozen=True):
         Raises ConfigError if the device counts in other units, or the share is no whole number of granules.
         """
         key, asked = self._asked()
-        if key != "granules" and key != _SHARE_OF_UNIT.get(unit):
-            instead = _SHARE_OF_UNIT.get(unit, "granules")
+        if key != "granules" and key != SHARE_OF_UNIT.get(unit):
+            instead = SHARE_OF_UNIT.get(unit, "granules")
             raise self._problem(f"this device is shared out in {unit}s; use '{instead}' instead", key)
         return self._granules(key, key, asked, sizes)
 
