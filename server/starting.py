@@ -6,14 +6,16 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
 
 from engines.model_files.cache_folder import replace_file
-from partitions import open_device
 
 from . import demo
+from .app import open_alone
+from .config.schema import DeviceConfig
 from .config.tables import ConfigError
 
 _BEGIN = """\
@@ -22,27 +24,32 @@ default_tenant = "acme"       # for requests that name none
 [models]
 repository = "models"         # Triton's layout: models/NAME/1/model.onnx
 [tenants.acme]
-cores = {cores}
+{share}
 models = ["*"]
 """
 _SECOND = """\
 [tenants.globex]              # its requests send X-Tenant: globex
-cores = {cores}
+{share}
 models = ["{models}"]
 """
 
 
-def configuration(cores: int, models: str = "identity") -> str:
-    """A file that shares out so many cores to two tenants, or one core to one. `models` are the second tenant's."""
-    begin = _BEGIN.format(cores=max(1, cores - cores // 2))
-    return begin + _SECOND.format(cores=cores // 2, models=models) if cores > 1 else begin
+def configuration(granules: int, models: str = "identity", share: str = "cores", size: int = 1) -> str:
+    """A file that shares out so many granules to two tenants, or one granule to one. `models` are the second tenant's.
+
+    `share` is the key of shares, in units of which each granule has `size`.
+    """
+    second = granules // 2
+    begin = _BEGIN.format(share=f"{share} = {max(1, granules - second) * size}")
+    return begin + _SECOND.format(share=f"{share} = {second * size}", models=models) if second else begin
 
 
 def main(arguments: Sequence[str], program: str) -> int:
     """Run a command line, and return the exit status. Blocks."""
     about = (
-        "Write a configuration that shares out this machine's cores to two tenants, and the demo's models, into a folder to "
-        "start from. A folder of models that is there already is kept, and served."
+        "Write a configuration that shares out this machine's GPU, where TensorRT is installed, or else its cores to two "
+        "tenants, and the demo's models, into a folder to start from. A folder of models that is there already is kept, and "
+        "served."
     )
     status = "exit status: 0 written; 1 there is something already, or it cannot be written; 2 the command line is wrong"
     parser = argparse.ArgumentParser(prog=program, description=about, epilog=status)
@@ -85,7 +92,10 @@ def write(folder: Path) -> bool:
     for path in (file,) if kept else (file, models):
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    text = configuration(len(open_device("cpu").granules), "*" if kept else "identity")
+    with closing(open_alone(DeviceConfig())) as device:
+        share, sizes = ("cores" if device.unit == "core" else "sms"), device.granules
+    # The smallest, as a GPU's last granule may have more SMs.
+    text = configuration(len(sizes), "*" if kept else "identity", share, min(sizes))
     if not kept:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".models-") as made:

@@ -23,7 +23,6 @@ SERVES = re.compile(r"(scripts/serve|\.venv/bin/greenlane( --config \S+)?) *(#.*
 LEFT_OUT = {
     r"^scripts/install cpu,rtx": "needs a GPU",
     r"greenlane build model\.onnx": "needs a model of the reader's",
-    r"greenlane --config greenlane\.toml +# with sms": "needs a GPU",
     r"greenlane prove ": "takes a minute; tests/greenlane/prove runs it",
     r"greenlane curve conv ": "needs a model that the demo does not have",
     r"greenlane curve identity ": "takes 17 seconds; tests/greenlane/curve runs it",

@@ -74,9 +74,9 @@ def test_documented_configurations_fit_the_machines_they_name(tmp_path: Path, pa
 
 def test_the_documented_configuration_of_teams_is_all_of_an_h100(tmp_path: Path) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "gpu.md").read_text(), re.DOTALL)
-    load(write(tmp_path, text)).fit("sm", (8,) * 14 + (20,))
-    with pytest.raises(ConfigError, match="= 15 granules of 8 sms, but the device has 14"):
-        load(tmp_path / "greenlane.toml").fit("sm", (8,) * 14)
+    load(write(tmp_path, text)).fit("SM", (8,) * 14 + (20,))
+    with pytest.raises(ConfigError, match="= 15 granules of 8 SMs, but the device has 14"):
+        load(tmp_path / "greenlane.toml").fit("SM", (8,) * 14)
 
 
 @pytest.mark.parametrize("page", [README, QUICKSTART])

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from greenlane.__main__ import main
+from partitions import open_device
 from partitions.cpu import open_cpu
 from server.config.file import load
 from server.starting import configuration
 from tests.end_to_end import repository
+from tests.simulation import Gpu, installed
+from tests.simulation.tensorrt import library
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +63,16 @@ def test_all_cores_of_the_machine_are_shared_out(cores: int, shares: list[int], 
     (tmp_path / "greenlane.toml").write_text(configuration(cores))
     config = load(tmp_path / "greenlane.toml")
     assert list(config.counts("core", [1] * cores)[0].values()) == shares
+
+
+def test_a_gpu_with_tensorrt_is_shared_out_in_sms(tmp_path: Path) -> None:
+    gpu = Gpu(index=0)
+    with installed(gpu, library(gpu)):
+        assert main(["init", str(tmp_path)]) == 0
+        device = open_device("cuda")
+    config = load(tmp_path / "greenlane.toml")
+    assert [tenant.sms for tenant in config.tenants.values()] == [64, 56]
+    config.fit(device.unit, device.granules)
 
 
 @pytest.mark.parametrize("there", ["greenlane.toml", "models"])

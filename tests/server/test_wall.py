@@ -11,8 +11,9 @@ COMPOSES_BOTH_SIDES = {
     "server.check",
     "server.processes.composition",
     "server.processes.serve",
+    "server.starting",
 }
-"""What may import both sides, because it starts them or tries them out."""
+"""What may import both sides, because it starts them, tries them out or writes what they read."""
 
 
 def modules(package: str) -> set[str]:

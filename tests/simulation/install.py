@@ -5,6 +5,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -104,5 +105,6 @@ def _bound(value: Any, gpu: Gpu) -> Any:
 
 def make_module(name: str, contents: dict[str, Any]) -> ModuleType:
     module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
     vars(module).update(contents)
     return module
