@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
@@ -304,7 +305,8 @@ class Controller:
         """
         async with self.device_changes, self.models_change(tenant), self.granules_change:
             transfer = self._transfer
-            move = plan_transfer(self.devices, tenant, to, count, self.device_state, transfer is not None)
+            state_of = partial(self.device_state, tenant=tenant)
+            move = plan_transfer(self.devices, tenant, to, count, state_of, transfer is not None)
             if move is None or transfer is None:
                 return
             source, target, after = move
@@ -537,9 +539,13 @@ class Controller:
         """The runtime of a tenant on this device; None if it is not there now."""
         return next((each.runtimes.get(tenant) for each in self.devices if each.name == device), None)
 
-    def device_state(self, device: ControlledDevice) -> DeviceState:
-        """The state of one device: "restarting" while its process, or that of one of its tenants, is started again."""
-        if any(runtime.away for runtime in device.distinct()):
+    def device_state(self, device: ControlledDevice, tenant: str = "") -> DeviceState:
+        """The state of one device: "restarting" while its process, or that of one of its tenants, is started again; if a tenant
+        is given, that of others does not count.
+        """
+        own = tenant and not device.process
+        runtimes = [each for name, each in device.runtimes.items() if name == tenant] if own else device.distinct()
+        if any(runtime.away for runtime in runtimes):
             return "restarting"
         if self.state not in _ALIVE:
             return self.state

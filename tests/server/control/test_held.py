@@ -232,6 +232,17 @@ async def test_a_tenant_that_moves_is_held_with_those_that_are_there(caplog: pyt
     assert "device 1: acme and globex did not have all their units" in caplog.text
 
 
+async def test_a_process_that_is_started_again_keeps_no_other_tenant_of_its_device_from_another_device() -> None:
+    """One that ends again and again would do so for ever."""
+    site = await Site(("hooli",)).start()
+    site.processes["globex"].away = True
+    await site.controller.transfer("acme", "1")
+    await site.controller.transfer("acme", "0")
+    with pytest.raises(Unavailable, match="device 0 is restarting; move tenant globex when both devices serve"):
+        await site.controller.transfer("globex", "1")
+    assert site.controller.device_state(site.controller.devices[0]) == "restarting"
+
+
 async def test_no_tenant_moves_to_a_device_that_was_not_opened() -> None:
     site = await Site().start()
     with pytest.raises(Conflict, match=r"^device 1: it had no tenant at the start, so it is not open; give it one"):
