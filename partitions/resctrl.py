@@ -176,8 +176,12 @@ class CoreGroups:
 
     def _others(self) -> dict[int, str]:
         """The cores that others have put into groups of theirs."""
-        groups = [group for group in self._all() if not group.name.startswith(_PREFIX)]
-        return {core: group.name for group in groups for core in _numbers((group / "cpus_list").read_text())}
+        found = dict[int, str]()
+        for group in self._all():
+            with suppress(FileNotFoundError):  # It was removed meanwhile.
+                if not group.name.startswith(_PREFIX):
+                    found |= dict.fromkeys(_numbers((group / "cpus_list").read_text()), group.name)
+        return found
 
     def _all(self) -> list[Path]:
         return [each.parent for each in self._folder.glob("*/schemata")]
@@ -220,7 +224,7 @@ class CoreGroups:
     def _sweep(self) -> None:
         """Remove what a process has left that was killed."""
         for group in [group for group in self._all() if group.name.startswith(_PREFIX)]:
-            with suppress(BlockingIOError):  # It lives, or is this process.
+            with suppress(BlockingIOError, FileNotFoundError):  # It lives, or is this process; or it was removed meanwhile.
                 _remove(group, _lock(group))
 
     @contextmanager

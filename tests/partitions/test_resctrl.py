@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,6 +177,31 @@ def test_cores_in_a_group_of_others_stay_there(root: KernelPath, base: KernelPat
     assert found["acme"].notes[0].endswith("some of its cores are in the resctrl group batch of others")
     assert held(base) == {"globex": ({4}, {0: 20})}
     assert cpus(base / "batch") == {1, 2}
+
+
+class Leaving(KernelPath):
+    """A group goes each time that all are listed: the first of `leaves`, none if that is empty."""
+
+    leaves: Sequence[str] = ()
+
+    def glob(self, pattern: str) -> Iterator[Any]:
+        found = list(super().glob(pattern))
+        if pattern == "*/schemata" and Leaving.leaves:
+            name, *Leaving.leaves = Leaving.leaves
+            if name:
+                KernelPath(self / name).rmdir()
+        return iter(found)
+
+
+@pytest.mark.parametrize("leaves", [("batch",), ("", "", "greenlane-other-c0ffee")])
+def test_a_group_that_another_program_removes_meanwhile_keeps_nothing_from_being_held(
+    root: KernelPath, base: KernelPath, leaves: tuple[str, ...]
+) -> None:
+    (base / leaves[-1]).mkdir()
+    machine, Leaving.leaves = CoreGroups(Leaving(root)), leaves
+    assert machine.hold({"acme": ACME})["acme"].how
+    assert not Leaving.leaves
+    assert held(base) == {"acme": ({0, 1}, {0: 40})}
 
 
 def test_more_holders_than_the_processor_has_groups_for(root: KernelPath) -> None:
