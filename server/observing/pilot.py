@@ -122,14 +122,17 @@ class Pilot:
             await self._move(autopilot, step, own, now)
 
     def _autopilot(self, device: ControlledDevice, held: dict[str, int]) -> Autopilot:
-        """The device's autopilot. Tenants that have just come or been moved by an operator have their own share now."""
+        """The device's autopilot, with the goals of now. Tenants that have just come, or been moved by an operator, have their
+        own share now.
+        """
         found, before = self._autopilots.get(device.name), self._held.get(device.name)
         last = self._controller.moves.by_operator
         by_operator = before != held and last != self._operator_seen.get(device.name)
+        goals = {name: goal for name in held if (goal := self.goal(name, device))}
         if found is None or before is None or before.keys() != held.keys() or by_operator:
-            goals = {name: goal for name in held if (goal := self.goal(name, device))}
             unit = device.info.unit if set(device.info.granules) == {1} else "granule"
             found = self._autopilots[device.name] = Autopilot(goals, held, unit, self.pace)
+        found.goals = goals  # A reload may have changed them.
         if before is not None and before != held:
             self._forget(held)
         self._held[device.name] = held

@@ -141,6 +141,18 @@ async def test_what_an_operator_gave_is_a_tenants_own_share() -> None:
     assert site.counts == {"acme": 3, "globex": 3, "other": 1}
 
 
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_target_that_a_reload_gives_or_takes_away_counts_from_then_on(begins: bool) -> None:
+    site = FakeController()
+    targets = [0.05, None] if begins else [None, 0.05]
+    site.tenants["acme"] = site.tenants["acme"].model_copy(update={"target_p99": targets[0]})
+    await site.run(50)
+    site.tenants["acme"] = site.tenants["acme"].model_copy(update={"target_p99": targets[1]})
+    await site.run(300)
+    assert [dict(counts) for counts, *_ in site.asked] == ([] if begins else [{"acme": 4, "globex": 2}])
+    assert site.pilot.own("acme") == 2
+
+
 @pytest.mark.parametrize("state", ["starting", "restarting", "draining"])
 async def test_nothing_is_moved_on_a_device_that_does_not_serve(state: str) -> None:
     site = FakeController()
