@@ -45,6 +45,7 @@ from .host.leaving import end_now
 from .host.malloc import keep_large_blocks
 from .host.signals import Terminal
 from .host.watchdog import Watchdog
+from .http.asgi import below_root
 from .http.connection import forget_heads
 from .http.exchange import Message, Receive, Send
 from .http.infer import Infer
@@ -146,7 +147,7 @@ class Application:
         self._audited = audited(self._web)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        await self._shared(scope, receive, send)
+        await self._shared(below_root(scope), receive, send)
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_infer(scope["path"]):

@@ -117,6 +117,18 @@ async def respond(application: Application, call: Call, exchange: Exchange | Non
     return exchange.answered.result()
 
 
+def below_root(scope: Message) -> Message:
+    """The scope of a request as if the application were at the root: without what the server (uvicorn's `--root-path`), or an
+    application around this one, has put in front of the path.
+    """
+    root: str = scope.get("root_path", "")
+    full: str = scope.get("path", "")
+    path = full.removeprefix(root)
+    if path == full or path[:1] not in ("/", "*"):
+        return scope
+    return {**scope, "root_path": "", "path": path, "raw_path": scope["raw_path"].removeprefix(root.encode())}
+
+
 def _retrieve_exception(running: "asyncio.Future[None]") -> None:
     """Mark an error after the answer as seen: the framework re-raises what it has already answered and logged."""
     if not running.cancelled():

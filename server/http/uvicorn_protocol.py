@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..tenants.model_changes import is_change
 from ..tenants.unread import UnreadAnswers
+from .asgi import below_root
 from .body import Linger, close_when_sent, may_be_much
 from .connection_limits import Activity, connections
 from .inference import CLOSE
@@ -55,7 +56,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         """Whether to keep the half-closed connection: only for a cheap answer; see `HttpConnection.eof_received`."""
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         # Not self.scope: the head of the next request may be incomplete, without a path yet.
-        if waits and not is_infer(path := self.cycle.scope["path"]) and not is_change(path):
+        if waits and not is_infer(path := below_root(dict(self.cycle.scope))["path"]) and not is_change(path):
             self.cycle.keep_alive = False
             return True
         return False

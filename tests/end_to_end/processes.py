@@ -136,8 +136,8 @@ def running_plain(config: Path, *options: str, **settings: Any) -> Iterator[Runn
 
 
 def running_asgi(config: Path, **settings: Any) -> AbstractContextManager[Running]:
-    """The same with an option that needs ASGI for every request."""
-    return running_plain(config, "--limit-concurrency", "1000", **settings)
+    """The same with options that need ASGI for every request."""
+    return running_plain(config, "--limit-concurrency", "1000", "--root-path", "/models", **settings)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.errors import Failed
-from server.http.asgi import MAX_BODY_BYTES, respond
+from server.http.asgi import MAX_BODY_BYTES, below_root, respond
 from server.http.exchange import Call, Reply
 
 Start = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b"), (b"content-length", b"4")]}
@@ -82,3 +82,25 @@ async def test_cancellation_cancels_the_application() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await ended.wait()
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "below"),
+    [
+        ("/api", "/api/v2/x y", "/v2/x y"),
+        ("/api", "/apix", "/apix"),
+        ("/api", "/api", "/api"),
+        ("/api", "/v2", "/v2"),
+        ("/api", "/api/api", "/api"),
+        ("", "/v2", "/v2"),
+    ],
+)
+def test_a_path_is_what_follows_the_root_path(root: str, path: str, below: str) -> None:
+    scope = below_root({"root_path": root, "path": path, "raw_path": path.replace(" ", "%20").encode()})
+    assert (scope["path"], scope["raw_path"]) == (below, below.replace(" ", "%20").encode())
+    assert scope["root_path"] == ("" if path != below else root)
+
+
+def test_the_life_of_a_server_has_no_path() -> None:
+    scope = {"type": "lifespan", "root_path": "/api"}
+    assert below_root(scope) == scope
