@@ -163,7 +163,8 @@ def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[st
         *parents, name = path
         parent = corrected[parents[0]] if parents else corrected
         if not isinstance(table, dict):
-            found.append((path, f"{shown(table)} is not a table; write [{dotted(path)}]"))
+            named = path if path not in (("devices",), ("tenants",)) else (*path, "NAME")
+            found.append((path, f"{shown(table)} is not a table; write [{dotted(named)}]"))
             parent[name] = table
             continue
         parent[name] = known = _renamed(table, keys(model), path, found)

@@ -245,15 +245,16 @@ ByName = Annotated[Mapping[str, T], Field(strict=False), AfterValidator(MappingP
 
 _LEAST_MEMORY, _MOST_MEMORY = 2**20, 2**46  # A process has addresses for twice as much.
 
-_SOME_TEXT = "a text of at least one character, without NUL"
-Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), Form("text", _SOME_TEXT)]
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), Form("text", "a text of at least one character, without NUL")]
 Endpoint = Annotated[
     str,
     Field(pattern=r"^https?://[^/\s][^\s]*$"),
     Form("text", "the address of a receiver, such as 'http://localhost:4318/v1/traces'"),
 ]
 Location = Annotated[
-    Path, BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]), Form("path", _SOME_TEXT, str)
+    Path,
+    BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]),
+    Form("path", "a text with a path, without NUL", str),
 ]
 SizeOr0 = Annotated[
     int,

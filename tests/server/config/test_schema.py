@@ -250,6 +250,7 @@ COUNT = "is not a whole number from 1 to 16, or 'auto'"
 LEND = "is not true, which is '1ms', false, or a duration of at most 1 s"
 DURATION = "is not a duration: a text such as '500us', '10ms', '1.5s' or '15min', at most a year"
 TEXT = "is not a text of at least one character, without NUL"
+PATH = "is not a text with a path, without NUL"
 WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, such as '1s'"
 
 
@@ -264,9 +265,9 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections(server="max_execution = '527041min'"), f"server.max_execution: '527041min' {DURATION}"),
         (sections(server="tracing_endpoint = 'host:4318'"), "server.tracing_endpoint: 'host:4318' is not the address of a rec"),
         (sections(server="watchdog = '900ms'"), "server.watchdog: '900ms' is not a duration of at least 1 s, or '0s': a text"),
-        (sections(server='usage_dir = "a\\u0000b"'), f"server.usage_dir: 'a\\x00b' {TEXT}"),
+        (sections(server='usage_dir = "a\\u0000b"'), f"server.usage_dir: 'a\\x00b' {PATH}"),
         (sections(server='host = "a\\u0000b"'), f"server.host: 'a\\x00b' {TEXT}"),
-        (sections(models='repository = "a\\u0000b"'), f"models.repository: 'a\\x00b' {TEXT}"),
+        (sections(models='repository = "a\\u0000b"'), f"models.repository: 'a\\x00b' {PATH}"),
         (sections(server="tracing_ratio = 2"), "server.tracing_ratio: 2 is not a number from 0 to 1"),
         (sections(server="tracing_ratio = 'all'"), "server.tracing_ratio: 'all' is not a number from 0 to 1"),
         (sections(server="admin_key_sha256 = 'secret'"), "server.admin_key_sha256: <6 characters> is not a SHA-256"),
@@ -281,7 +282,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections(server=f"port = 0x{'f' * 4000}"), "server.port: a number of thousands of digits is not a whole number"),
         (sections(server=f"log_level = '{'x' * 99}'"), f"server.log_level: '{'x' * 59}... is not 'debug'"),
         (sections(models="repository = {}"), "models.repository: a table is not a text"),
-        (sections(models=""), "models.repository: missing; expected a text"),
+        (sections(models=""), "models.repository: missing; expected a text with a path"),
         (sections() + "[models.a]\nmax_batch = -1", "models.a.max_batch: -1 is not a whole number of 0 or more"),
         (
             sections(tenants=ACME + "memory = '1023KiB'"),
@@ -526,9 +527,11 @@ def test_a_model_may_be_called_cache(folder: Path) -> None:
     assert (models.cache, models.options["cache"].max_batch) == (None, 4)
 
 
-@pytest.mark.parametrize("section", ["server", "device", "models", "tenants"])
-def test_a_section_that_is_not_a_table_is_refused(folder: Path, section: str) -> None:
-    assert f"{section}: 3 is not a table; write [{section}]" in problems(folder, f"{section} = 3")
+@pytest.mark.parametrize(
+    ("section", "named"), [("server", ""), ("device", ""), ("models", ""), ("tenants", ".NAME"), ("devices", ".NAME")]
+)
+def test_a_section_that_is_not_a_table_is_refused(folder: Path, section: str, named: str) -> None:
+    assert f"{section}: 3 is not a table; write [{section}{named}]" in problems(folder, f"{section} = 3")
 
 
 TWO = """
