@@ -36,6 +36,10 @@ def decode(body: bytes, signature: Signature, slot: Slot, limits: Limits, output
     Raises BadRequest, TooLarge, MemoryFull or TensorMismatch; the slot then stays with its owner.
     """
     check(len(body), limits)
+    for what, tensors in (("input", signature.inputs), ("output", signature.outputs)):
+        if half := next((spec for spec in tensors if spec.datatype.name in ("FP16", "BF16")), None):
+            text = f"generate: {what} {half.name!r} is {half.datatype}, which has no JSON form"
+            raise BadRequest(f"{text}; use infer with binary tensors")
     document = parse(body, tensors=False)
     specs = {spec.name: spec for spec in signature.inputs}
     found: dict[str, Input] = {}

@@ -87,10 +87,17 @@ def test_a_member_given_twice_is_refused() -> None:
         decode(b'{"x": 1, "y": true, "x": 2}', Signature((spec("x", "FP32", 1),), OUTPUTS), slot_of(), LIMITS)
 
 
-def test_an_output_without_a_form_in_json_is_refused_before_the_model_runs() -> None:
-    signature = Signature((), (spec("h", "FP16", "n"),))
-    with pytest.raises(BadRequest, match="output 'h' is FP16, which has no JSON form"):
-        decode(b"{}", signature, slot_of(), LIMITS)
+@pytest.mark.parametrize(
+    ("what", "signature"),
+    [
+        ("input", Signature((spec("x", "FP32", 1), spec("h", "FP16", "n")), OUTPUTS)),
+        ("output", Signature((), (spec("h", "FP16", "n"),))),
+    ],
+)
+def test_a_tensor_without_a_form_in_json_is_refused_before_the_model_runs(what: str, signature: Signature) -> None:
+    expected = f"^generate: {what} 'h' is FP16, which has no JSON form; use infer with binary tensors$"
+    with pytest.raises(BadRequest, match=expected):
+        decode(b'{"x": 1, "h": 2}', signature, slot_of(), LIMITS)
 
 
 def test_long_requests_are_refused() -> None:
