@@ -469,6 +469,18 @@ def test_processes_that_parse_what_clients_send_get_no_new_privileges(server: Ru
         assert "NoNewPrivs:\t1" in Path(f"/proc/{server.pid(name)}/status").read_text(), name
 
 
+def test_the_end_of_the_forkserver_ends_no_other_process_and_no_connection(standard: Path, tmp_path: Path) -> None:
+    with running(configure(tmp_path / "greenlane.toml", standard, tenant())) as server, client(server, "acme") as http:
+        assert answered(http) == 200
+        processes = [one for one in server.family() if one.name.startswith("greenlane")]
+        shared = next(one for one in processes if one.name == "greenlane (shar")
+        for pid in (shared.parent, shared.pid):
+            os.kill(pid, signal.SIGKILL)
+        server.wait_for_log("the shared HTTP process ended (")
+        assert answered(http) == 200, "on the same connection"
+        assert {one.pid for one in alive(processes)} == {one.pid for one in processes} - {shared.pid}
+
+
 def test_a_process_is_replaced_after_the_forkserver_was_killed(server: Running) -> None:
     parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
     children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane (disp")]

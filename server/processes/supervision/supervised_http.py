@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -386,10 +388,14 @@ def _on_heartbeat(heartbeat: Heartbeat, answer: "asyncio.Future[None]") -> None:
 
 def _close_with(process: BaseProcess, channel: Channel) -> None:
     """Close the channel when its process ends, though others that it has started may have the other end open as well."""
-    loop = asyncio.get_running_loop()
+    loop, watched = asyncio.get_running_loop(), process.sentinel
+    with suppress(OSError):  # Linux has it from 5.3 on. The sentinel can be read at the end of the forkserver as well.
+        watched = os.pidfd_open(process.pid or 0)
 
     def ended() -> None:
-        loop.remove_reader(process.sentinel)
+        loop.remove_reader(watched)
+        if watched != process.sentinel:
+            os.close(watched)
         channel.finish()
 
-    loop.add_reader(process.sentinel, ended)
+    loop.add_reader(watched, ended)
