@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import select
 import signal
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,6 +128,24 @@ def join(process: BaseProcess, timeout: float) -> None:
     if process.exitcode is None:
         kill(process)
         process.join()
+    elif process.exitcode == _UNKNOWN and process.pid:
+        _join_orphan(process.pid, timeout)
+
+
+def _join_orphan(process: int, timeout: float) -> None:
+    """The same for a process whose forkserver has ended, which may go on."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except OSError:
+        return
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        if not ended.poll(timeout * 1000):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            ended.poll()
+    finally:
+        os.close(descriptor)
 
 
 def kill(process: BaseProcess) -> None:
