@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from ..errors import Failed
 from .body import content_length
@@ -126,7 +127,9 @@ def below_root(scope: Message) -> Message:
     path = full.removeprefix(root)
     if path == full or path[:1] not in ("/", "*"):
         return scope
-    return {**scope, "root_path": "", "path": path, "raw_path": scope["raw_path"].removeprefix(root.encode())}
+    raw_path: bytes = scope["raw_path"]
+    front = max((root.encode(), quote(root).encode()), key=raw_path.startswith)
+    return {**scope, "root_path": "", "path": path, "raw_path": raw_path.removeprefix(front)}
 
 
 def _retrieve_exception(running: "asyncio.Future[None]") -> None:

@@ -88,6 +88,7 @@ async def test_cancellation_cancels_the_application() -> None:
     ("root", "path", "below"),
     [
         ("/api", "/api/v2/x y", "/v2/x y"),
+        ("/an api", "/an api/v2", "/v2"),
         ("/api", "/apix", "/apix"),
         ("/api", "/api", "/api"),
         ("/api", "/v2", "/v2"),
