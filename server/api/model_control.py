@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from ..config.schema import ModelOptions
 from ..config.tables import dotted
 from ..errors import BadRequest, NotFound
-from ..protocol.json_document import Object, field, parameters, short
+from ..protocol.json_document import Object, field, flag, parameters, short
 from ..repository.model_config import ConfigRefused, from_json
 from ..tenants.service import Tenant
 from . import schemas
@@ -77,7 +77,7 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
 async def unload(tenant: TenantDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
     """Unload a model; its requests are 503 from then on."""
     with tenant.changes.admitted():
-        parameters(await read_object(request, tenant.uploads))
+        flag(parameters(await read_object(request, tenant.uploads)), "unload_dependents")  # There are none.
         return await _in_turn(tenant, request, lambda: control.unload(request, tenant.name, name))
 
 

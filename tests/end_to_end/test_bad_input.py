@@ -56,7 +56,10 @@ OF_CHANGES = [
     ("parameters: [] is an array; expected an object", {"parameters": []}),
     ("parameters.unload_dependents: null; expected a string", {"parameters": {"unload_dependents": None}}),
 ]
-OF_UNLOAD = [("parameters.config: {} is an object; expected a string, a number or", {"parameters": {"config": {}}})]
+OF_UNLOAD = [
+    ("parameters.config: {} is an object; expected a string, a number or", {"parameters": {"config": {}}}),
+    ('parameters.unload_dependents: "no" is a string; expected true', {"parameters": {"unload_dependents": "no"}}),
+]
 NOT_LOADED = "failed to load 'add': the config parameter: "
 OF_LOAD = [
     ("parameters.config: 1 is an integer; expected a string", {"parameters": {"config": 1}}),
