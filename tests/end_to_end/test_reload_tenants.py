@@ -151,6 +151,15 @@ def test_a_tenant_that_came_is_replaced_as_any_other(site: Changing) -> None:
             until(lambda: site.answered() == 200)
     if "device_memory" in site.own:
         site.server.wait_for_log("a client that may have 0=3072M", 2)  # At first, and the one that replaced it.
+    with client(site.server) as http:
+        assert any("acme" in line for line in restarts(http))
+        site.write()
+        assert site.reload().status_code == 200
+        assert not any("acme" in line for line in restarts(http)), "there is no such process any more"
+
+
+def restarts(http: httpx.Client) -> list[str]:
+    return [line for line in http.get("/metrics").text.splitlines() if line.startswith("greenlane_process_restarts_total{")]
 
 
 def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Changing) -> None:

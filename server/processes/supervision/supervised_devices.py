@@ -115,6 +115,7 @@ class SupervisedDevices:
         connecting to it does.
         """
         self.all.append(each)
+        self._restarts.counts[each.label] = 0
         await self._start(each, coming=True)
         self._keep_from_now_on(each)
 
@@ -137,6 +138,7 @@ class SupervisedDevices:
             await asyncio.to_thread(spawn.join, each.process, EXIT_TIMEOUT)
         if each in self.all:
             self.all.remove(each)
+            self._restarts.counts.pop(each.label, None)
             if (group := each.group) and not any(other.group is group for other in self.all):
                 await group.close()  # Before one that comes from now on asks for what it starts with.
 
