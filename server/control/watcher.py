@@ -171,6 +171,8 @@ class Watcher:
                 log.warning("watch: %s for %s: tried again at the next look: %s", name, tenant, error)
                 self._due[tenant].add(name)
             except (RequestError, EngineError, PartitionError) as error:
+                if tenant not in self._controller.tenants:  # It has gone meanwhile.
+                    return
                 log.error("watch: %s cannot be served to %s: %s", name, tenant, error)
             except Exception:
                 log.exception("watch: %s for %s failed", name, tenant)

@@ -13,7 +13,7 @@ import pytest
 from server.config.schema import ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.watcher import Watcher
-from server.errors import BadRequest, RequestError, Unavailable
+from server.errors import BadRequest, NotFound, RequestError, Unavailable
 from server.repository.model_repository import Repository
 from tests.fakes import PATIENCE
 
@@ -143,6 +143,21 @@ async def test_what_failed_is_not_tried_again_before_it_changes_but_what_waited_
     assert await site.looks(2) == ["globex b"]
     site.write("b", "a third one")
     assert sorted(await site.looks(3)) == ["acme b", "globex b"]
+
+
+async def test_no_error_is_logged_of_a_tenant_that_goes_while_its_models_are_refreshed(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = site.controller.gates["globex"] = asyncio.Event()
+    site.controller.errors["globex b"] = NotFound("globex: there is no such tenant")
+    site.write("b", "another")
+    await site.watcher.poll()
+    await site.watcher.poll()
+    await site.controller.hears("acme b", "globex b")
+    del site.controller.tenants["globex"]
+    gate.set()
+    await site.watcher.settled()
+    assert not caplog.records
 
 
 async def test_a_tenant_whose_models_take_long_holds_up_no_other_one(site: Site) -> None:
