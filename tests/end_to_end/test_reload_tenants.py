@@ -282,18 +282,18 @@ def test_a_reload_by_the_port_of_the_tenant_that_it_takes_away_is_answered(site:
 
 def test_administration_by_the_port_of_a_tenant_that_goes_is_answered(site: Changing) -> None:
     """What changes shares waits for the reload, which waits for the end of that tenant's process."""
-    port, key = free_port(), f"Authorization: Bearer {KEY}"
+    port, key, acme = free_port(), f"Authorization: Bearer {KEY}", {"Authorization": f"Bearer {KEY}", "X-Tenant": "acme"}
     site.write(acme=True, more=f"port = {port}")
     assert site.reload().status_code == 200
     with Connection(SimpleNamespace(port=port)) as own, Connection(site.server) as other, client(site.server) as http:
         own.send(posted("identity", SMALL, key))
         assert own.answer().status == 200
-        other.send(posted("spin", spin(200_000), key))
+        other.send(posted("spin", spin(400_000), key))
         until(lambda: lane(http, "acme")["in_flight"] == 1)
         site.write()
         with ThreadPoolExecutor(1) as pool:
             reloaded = pool.submit(site.reload)
-            until(lambda: site.answered() == 401)
+            until(lambda: http.get("/v2/models/identity", headers=acme).status_code == 401)  # No inference: it would wait.
             own.send(post("/admin/partitions", b'{"globex": 1}').replace(b"POST", b"PUT", 1))
             assert other.answer().status == 200
             assert reloaded.result().status_code == 200
