@@ -95,9 +95,9 @@ def rows(before: Totals, now: Totals) -> Iterator[str]:
         moved = _moved(device.background, device.estimated, device)
         yield f"{start},,,,{_seconds(device.free)},,,,,,{free_energy},{moved}"
         for tenant, theirs in device.tenants.items():
-            yield (
-                f"{start},{_quoted(tenant)},,,{_seconds(theirs.granted)},{_seconds(theirs.idle)},{_seconds(theirs.lent)},,,,,,,,"
-            )
+            if theirs.granted or theirs.idle or theirs.lent:  # Else it has gone.
+                figures = f"{_seconds(theirs.granted)},{_seconds(theirs.idle)},{_seconds(theirs.lent)}"
+                yield f"{start},{_quoted(tenant)},,,{figures},,,,,,,,"
             for model, each in theirs.models.items():
                 if each.works or each.used or each.borrowed or any(each.moved):
                     title, _, version = model.rpartition("/")

@@ -6,12 +6,14 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partitions.base import Bandwidth
+from server.accounts.account import Account
 from server.accounts.usage import NS, DeviceTotals, ModelTotals, Moved, Report, TenantTotals, TenantUsages, Totals, Usage
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ModelMemory, TenantMemory
@@ -400,6 +402,15 @@ def test_what_was_moved_is_in_the_files_with_whether_it_was_measured(estimated: 
         ("7", "8", "9", "measured"),
         ("20", "0", "0", "estimated"),
     ]
+
+
+def test_a_tenant_that_has_gone_has_no_rows_of_later_periods() -> None:
+    account = Account()
+    account.hold("0", "core", 2, {"acme": 1, "globex": 1}, 0)
+    account.hold("0", "core", 2, {"globex": 1}, NS)
+    totals = [account.totals(at * NS, at * NS) for at in (0, 2, 3)]
+    found = [[row.split(",")[4] for row in rows(before, now)] for before, now in pairwise(totals)]
+    assert found == [["", "acme", "globex"], ["", "globex"]]
 
 
 def test_names_of_models_are_quoted(tmp_path: Path) -> None:
