@@ -101,6 +101,8 @@ def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_pro
         "launches": 0,
         "pcie": 10**6,
         "waits": 0,
+        "cores": "",
+        "moved": None,
         "notes": [],
         "problems": [],
     }
