@@ -45,16 +45,20 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 4 ] } ]
 """
 
 
-def build(root: Path) -> None:
-    """Write the repository below `root`, replacing files. Blocks. Raises ConfigError where ONNX Runtime is not installed."""
+def build(root: Path, on_gpu: bool = False) -> None:
+    """Write the repository below `root`, replacing files. Blocks. Raises ConfigError where ONNX Runtime is not installed.
+
+    `on_gpu`: as TensorRT takes them. Sizes vary in the batch only, images have 8 by 8 pixels, and there are no texts.
+    """
     if find_spec("onnxruntime") is None:  # Only the engine imports it.
         need = f"the demo needs {install_command('cpu')}; or name a configuration with --config or GREENLANE_CONFIG"
         raise ConfigError([f"{need} (there is no onnxruntime)"])
-    for name, data in (("stripes", _stripes()), ("identity", _identity())):
+    for name, data in (("stripes", _stripes(on_gpu)), ("identity", _identity(on_gpu))):
         directory = root / name / "1"
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "model.onnx").write_bytes(data)
-    (root / "stripes" / "config.pbtxt").write_text(_STRIPES_CONFIG, encoding="utf-8")
+    if not on_gpu:
+        (root / "stripes" / "config.pbtxt").write_text(_STRIPES_CONFIG, encoding="utf-8")
 
 
 @contextmanager
@@ -80,7 +84,7 @@ def config(root: Path, granules: int) -> Config:
     )
 
 
-def _stripes() -> bytes:
+def _stripes(on_gpu: bool) -> bytes:
     nodes = [
         node("Shape", ["image"], ["size"]),
         node("Sub", ["smallest", "size"], ["lacking"]),
@@ -108,8 +112,6 @@ def _stripes() -> bytes:
         node("Div", ["evidence", "total"], ["shares"]),
         node("Mul", ["shares", "certainty"], ["scores"]),
         node("Softmax", ["scores"], ["probabilities"], axis=1),
-        node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
-        node("Gather", ["labels", "best"], ["label"]),
     ]
     constants = [
         int64s("border", _BORDER),
@@ -122,12 +124,16 @@ def _stripes() -> bytes:
         floats("nothing", (), [1e-5]),
         floats("part", (), [0.65]),
         floats("certainty", (), [10]),
-        strings("labels", LABELS),
     ]
-    outputs = [value("probabilities", FLOAT, ("batch", 4)), value("label", STRING, ("batch",))]
-    return model("stripes", nodes, [value("image", FLOAT, ("batch", 1, "height", "width"))], outputs, constants)
+    outputs, size = [value("probabilities", FLOAT, ("batch", 4))], (8, 8) if on_gpu else ("height", "width")
+    if not on_gpu:
+        nodes.append(node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0))
+        nodes.append(node("Gather", ["labels", "best"], ["label"]))
+        constants.append(strings("labels", LABELS))
+        outputs.append(value("label", STRING, ("batch",)))
+    return model("stripes", nodes, [value("image", FLOAT, ("batch", 1, *size))], outputs, constants)
 
 
-def _identity() -> bytes:
-    x, y = (value(name, FLOAT, ("rows", "columns")) for name in "xy")
+def _identity(on_gpu: bool) -> bytes:
+    x, y = (value(name, FLOAT, ("rows", 2 if on_gpu else "columns")) for name in "xy")
     return model("identity", [node("Identity", ["x"], ["y"])], [x], [y], [])

@@ -99,7 +99,7 @@ def write(folder: Path) -> bool:
     if not kept:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".models-") as made:
-            demo.build(Path(made, "models"))
+            demo.build(Path(made, "models"), on_gpu=share == "sms")
             Path(made, "models").rename(models)
     replace_file(file, text.encode())
     return kept

@@ -57,6 +57,15 @@ def test_patterns_are_classified_at_any_size_and_with_some_noise(stripes, size, 
     assert found == {(kind, width): [kind.removeprefix("other ")] for kind, width in found}
 
 
+def test_on_a_gpu_images_have_8_by_8_pixels_and_answers_no_texts(tmp_path):
+    demo.build(tmp_path, on_gpu=True)
+    session = ort.InferenceSession(tmp_path / "stripes" / "1" / "model.onnx")
+    images = np.stack([image(kind, (8, 8), 2) for kind in demo.LABELS])[:, None]
+    (probabilities,) = session.run(None, {"image": images})
+    assert list(probabilities.argmax(axis=1)) == [0, 1, 2, 3]
+    assert [each.shape for each in session.get_inputs()] == [["batch", 1, 8, 8]]
+
+
 @pytest.mark.parametrize(("contrast", "brightness"), [(0.1, 0), (0.1, 0.9), (-1, 1), (255, 0), (100, -50)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_contrast_and_brightness_do_not_matter(stripes, kind, contrast, brightness):
