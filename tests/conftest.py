@@ -1,4 +1,4 @@
-"""What every test may rely on: the CPU as a device, one partition of it, and no deadline for generated examples."""
+"""What every test may rely on: the CPU as a device, a partition of it, a builder, no deadline for generated examples."""
 
 import gc
 import logging
@@ -10,6 +10,8 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 
+from engines.errors import ModelRefused
+from engines.tensorrt.api import TensorRT, find_tensorrt
 from partitions.c_library import compile_library
 from partitions.cpu import CpuDevice, CpuPartition, open_cpu
 from server.launch_loop.library import SOURCES
@@ -86,3 +88,12 @@ def partition(device: CpuDevice) -> Iterator[CpuPartition]:
     partition = device.carve([0])
     yield partition
     partition.close()
+
+
+@pytest.fixture(scope="session")
+def rtx() -> TensorRT:
+    """TensorRT-RTX, which builds without a GPU, where it is installed."""
+    try:
+        return find_tensorrt(["tensorrt_rtx"])
+    except ModelRefused as refusal:
+        pytest.skip(str(refusal))

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from engines.errors import ModelRefused
-from engines.tensorrt.api import TensorRT, find_tensorrt
 from tests.simulation import Gpu
 from tests.simulation.tensorrt import library
 
@@ -36,12 +34,3 @@ def executor(bench: Bench) -> Iterator[Any]:
     executor = bench.bind()
     yield executor
     executor.close()
-
-
-@pytest.fixture(scope="session")
-def rtx() -> TensorRT:
-    """TensorRT-RTX, which builds without a GPU, where it is installed."""
-    try:
-        return find_tensorrt(["tensorrt_rtx"])
-    except ModelRefused as refusal:
-        pytest.skip(str(refusal))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.tensorrt.api import TensorRT
 from greenlane.__main__ import main
 from partitions import open_device
 from partitions.cpu import open_cpu
@@ -65,7 +66,7 @@ def test_all_cores_of_the_machine_are_shared_out(cores: int, shares: list[int], 
     assert list(config.counts("core", [1] * cores)[0].values()) == shares
 
 
-def test_a_gpu_with_tensorrt_is_shared_out_in_sms_among_models_that_it_takes(tmp_path: Path) -> None:
+def test_a_gpu_with_tensorrt_is_shared_out_in_sms_among_models_that_it_takes(tmp_path: Path, rtx: TensorRT) -> None:
     gpu = Gpu(index=0)
     with installed(gpu, library(gpu)):
         assert main(["init", str(tmp_path)]) == 0
@@ -73,7 +74,6 @@ def test_a_gpu_with_tensorrt_is_shared_out_in_sms_among_models_that_it_takes(tmp
     config = load(tmp_path / "greenlane.toml")
     assert [tenant.sms for tenant in config.tenants.values()] == [64, 56]
     config.fit(device.unit, device.granules)
-    pytest.importorskip("tensorrt_rtx")
     for name in ("identity", "stripes"):
         model = tmp_path / "models" / name / "1" / "model.onnx"
         subprocess.run([sys.executable, "-m", "engines.build", model, "-o", tmp_path / f"{name}.plan"], cwd=ROOT, check=True)
