@@ -587,7 +587,7 @@ async def test_a_fault_that_does_not_end_is_an_error_whatever_the_daemon_says_of
     await daemon.start()
     fake.behave(says=says)
     with pytest.raises(MpsError, match=said):
-        await daemon.wait_until_active(limit=0.2)
+        await daemon.wait_until_active(limit=1.5)
     await daemon.close()
 
 
