@@ -8,9 +8,8 @@ another one, which the supervisor reaches by a `RemoteFrontend` (`processes.remo
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
-
-from msgspec import Struct
 
 from ..link.messages import ModelKey
 from ..link.ring import Link
@@ -27,7 +26,8 @@ SILENT = 3.0
 """Seconds without an answer of a process, from which on its tenant counts as not served."""
 
 
-class ModelReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class ModelReport:
     """A version of a model, its counters, and how many requests are queued for it."""
 
     name: str
@@ -36,7 +36,8 @@ class ModelReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     pending: int
 
 
-class Report(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class Report:
     """The counters and model index of a tenant's HTTP side, `age` seconds old if it did not answer now.
 
     `lending` is, for a tenant that lends, whether it does so now, and how often it stopped.

@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
-
-from msgspec.structs import replace
 
 from ...errors import Unavailable
 from ...scheduling.lane_statistics import LaneStatistics, SlotStatistics

@@ -72,16 +72,8 @@ def test_a_report_arrives_as_it_was() -> None:
 def test_statistics_with_another_number_of_buckets_are_refused() -> None:
     """They would break the metrics of all tenants."""
     report = msgspec.to_builtins(REPORT)
-    report[0][0][2][5].append(0)
+    report["served"][0]["statistics"][5].append(0)
     with pytest.raises(msgspec.ValidationError, match="length <= 17"):
-        sent(report, Report)
-
-
-@pytest.mark.parametrize("where", [lambda report: report, lambda report: report[0][0]], ids=["report", "model"])
-def test_a_report_with_more_than_it_has_is_refused(where: Any) -> None:
-    report = msgspec.to_builtins(REPORT)
-    where(report).append(0)
-    with pytest.raises(msgspec.ValidationError, match="of at most length"):
         sent(report, Report)
 
 
