@@ -441,7 +441,7 @@ class MpsDaemon:
     async def _end_keeper(self, keeper: "subprocess.Popen[bytes]", limit: float) -> None:
         """End it and all that is below it: in order once it was ready, else by the end of its standard input, or a signal."""
         assert keeper.stdin
-        keeper.send_signal(signal.SIGCONT)  # One that is stopped would stay, and with it the folder.
+        keeper.send_signal(signal.SIGCONT)  # A keeper that is stopped would never end, nor remove its folder.
         if self.server and not self._gone.is_set():
             with suppress(MpsError):
                 await self._ask("quit -t 1", limit)
@@ -529,7 +529,7 @@ class _Silent(MpsError):
 
 
 class _CannotAsk(MpsError):
-    """The command cannot be run now, which says nothing of the daemon."""
+    """NVIDIA's command cannot be run now; the daemon may be well."""
 
 
 def _ask(command: str, text: str, pipes: Path, limit: float) -> str:

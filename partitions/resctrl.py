@@ -4,7 +4,8 @@ The cores of a holder are a group: a folder in /sys/fs/resctrl with them as its 
 it is in no other group by itself. Its `schemata` limits what the cores under each L3 cache draw, whether others work or rest
 (https://docs.kernel.org/filesystems/resctrl.html).
 
-One process has the groups, and each folder locked while it lives. A folder of ours without a lock is of one that was killed.
+One process makes the groups, and keeps a lock on each one's folder while it lives. A folder of ours that is not locked was left
+by a process that was killed.
 """
 
 import errno
