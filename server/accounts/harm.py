@@ -4,10 +4,12 @@ A model of a fenced tenant is suspected if works of another tenant take longer w
 have other reasons: more load makes larger batches, and loads rise together. So it is tried: let go and held in turn, and found
 to slow others only if works of one neighbour took longer in all phases in which it was let go than in any in which it was held.
 A model that is suspected for another reason is mostly held once, for some seconds, before that is known.
+
+Held means on a single granule: random reads of two cost others about as much as those of seven (H200, 2026-11-28).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -32,6 +34,8 @@ WAIT, LONGEST = 60 * NS, 3600 * NS
 """From a trial in which nothing was found to the next one: twice as long each time."""
 KEEPS = 900 * NS
 """Then a model that was found is let go once, for some seconds."""
+ASKED = 30
+"""Windows for which a single granule is asked for, until a trial can begin there."""
 FEWER = 0.8
 """A neighbour with fewer works while a model is held, as a part, was asked less, so that its batches may have been smaller."""
 
@@ -56,6 +60,8 @@ class Harm:
         """Nanoseconds that a work takes while no model that could be held runs at home elsewhere, on average."""
         self._seen: dict[Row, int] = {}
         self._waits: dict[Row, _Wait] = {}
+        self._asked: dict[str, int] = {}
+        """Tenants whose models are to be tried, and for how many windows more the single granule is asked for."""
         self._fair: dict[Row, Row] = {}
         """Neighbours that may slow a model, too, which was found to slow them."""
         self._trial: _Trial | None = None
@@ -69,9 +75,15 @@ class Harm:
             held |= self._trial.states
         return {row for row, is_held in held.items() if is_held}
 
-    def look(self, totals: DeviceTotals, now: int, narrow: Mapping[Row, bool]) -> None:
+    @property
+    def single(self) -> set[str]:
+        """Tenants whose narrow placements are to have a single granule: others would not show, or not do."""
+        return {tenant for tenant, _ in (*self.found, *(self._trial.states if self._trial else ()))} | self._asked.keys()
+
+    def look(self, totals: DeviceTotals, now: int, narrow: Mapping[Row, bool], granules: Mapping[str, int]) -> None:
         """The device's totals are so at this time in nanoseconds, and `narrow` says of each model that could be held whether
         it is: whether its works run on its narrow placement while others are at work. Others are not tried, and forgotten.
+        `granules` says how many the narrow placement of each tenant has that is to have one; 0 while it is made.
         """
         before = self._last
         if before and now - before.at < WINDOW:
@@ -80,30 +92,37 @@ class Harm:
         if before is None:
             return
         window = _Window(before, self._last)
-        self._forget(window)
-        self._learn(window)
+        self._asked = {tenant: left - 1 for tenant, left in self._asked.items() if left > 1}
+        self._forget(window, now)
+        self._learn(window, {tenant for tenant, count in granules.items() if not count})
         if self._trial:
             self._go_on(self._trial, window, now)
         if self._trial is None:
-            self._suspect(window, now)
+            self._suspect(window, now, {tenant for tenant, count in granules.items() if count == 1})
 
-    def _forget(self, window: "_Window") -> None:
-        """What is known of models that cannot be held any more, or whose tenants have other shares."""
+    def _forget(self, window: "_Window", now: int) -> None:
+        """What is known of models that cannot be held any more, or whose tenants have other shares. A model whose narrow
+        placement is only made again was not tried for nothing less often, and is still suspected if it is to be tried there.
+        """
         for known in (self.found, self._since, self._seen, self._waits, self._fair):
             for row in [row for row in known if row not in window.same]:
-                del known[row]
+                asked = (known is self._seen or known is self._waits) and row[0] in self._asked
+                waits = known is self._waits and self._waits[row].until > now - LONGEST
+                if not (asked or waits) or row[0] not in window.shares:
+                    del known[row]
         if self._trial and not self._trial.states.keys() <= window.same:
             self._trial = None
 
-    def _learn(self, window: "_Window") -> None:
-        """What works take without what may slow them."""
-        at_home = {row for row in window.same if not window.states.get(row) and window.busy.get(row, 0.0) > RESTS}
+    def _learn(self, window: "_Window", unheld: Collection[str]) -> None:
+        """What works take without what may slow them, as a model of an `unheld` tenant may."""
+        could = window.same | {row for row in window.busy if row[0] in unheld}
+        at_home = {row for row in could if not window.states.get(row) and window.busy.get(row, 0.0) > RESTS}
         for row, ran in window.ran.items():
             if ran.works >= FEW and all(other[0] == row[0] for other in at_home):
                 each = ran.ns / ran.works
                 self._quiet[row] = each + (self._quiet.get(row, each) - each) * 0.75
 
-    def _suspect(self, window: "_Window", now: int) -> None:
+    def _suspect(self, window: "_Window", now: int, single: set[str]) -> None:
         """Begin to try a model for which there is a reason."""
         reasons = {row: self._slowed(row, window) for row in window.at_home() if row not in self.found}
         for row, reason in reasons.items():
@@ -121,17 +140,24 @@ class Harm:
             tries = self._waits.get(row, _Wait()).tries
             # If two do, neighbours may be as slow with one of them: every other time the rest is held meanwhile.
             beside = dict.fromkeys(window.at_home() if tries % 2 else (), True)
-            self._trial = _Trial(row, False, PHASES, beside, reasons[row], self._random)
+            self._begin(_Trial(row, False, PHASES, beside, reasons[row], self._random), single)
             return
         for row, victim in self._fair.items():
             if row in window.at_home() and window.busy.get(victim) and now >= self._waits.get(row, _Wait()).until:
-                self._trial = _Trial(row, False, PHASES, {victim: False}, [victim], self._random)
+                self._begin(_Trial(row, False, PHASES, {victim: False}, [victim], self._random), single)
                 return
         for row, since in self._since.items():
             victims = [other for other, ran in window.ran.items() if other[0] != row[0] and ran.works >= FEW]
             if now - since >= KEEPS and window.states.get(row) and victims:
-                self._trial = _Trial(row, True, AGAIN, {}, victims, self._random)
+                self._begin(_Trial(row, True, AGAIN, {}, victims, self._random), single)
                 return
+
+    def _begin(self, trial: "_Trial", single: set[str]) -> None:
+        """Begin it, or ask for the single granules first that it takes."""
+        tenants = {tenant for tenant, _ in trial.states}
+        if tenants <= single:
+            self._trial = trial
+        self._asked |= dict.fromkeys(tenants - single, ASKED)
 
     def _slowed(self, row: Row, window: "_Window") -> dict[Row, int]:
         """Neighbours that this model may slow, and as how many windows that counts."""
@@ -189,16 +215,17 @@ class _Window:
         self.ran: dict[Row, Ran] = {}
         """Works that ran at home alone, while no other tenant ran there."""
         tenants = now.totals.less(before.totals).tenants
-        shares = {
+        self.shares = {
             name: each.share
             for name, each in tenants.items()
             if each.share and name in before.totals.tenants and before.totals.tenants[name].share == each.share
         }
-        self.same = {row for row in now.narrow if row[0] in shares}
+        """Of tenants that have the same as before."""
+        self.same = {row for row in now.narrow if row[0] in self.shares}
         """Models that could be held, of tenants with the same shares as before."""
         self.states = {row: now.narrow[row] for row in self.same if before.narrow.get(row) is now.narrow[row]}
         """Whether each of these was held. Models whose state changed during the window are left out."""
-        for name, share in shares.items():
+        for name, share in self.shares.items():
             for model, each in tenants[name].models.items():
                 row = name, model
                 self.busy[row] = each.used / share / self.ns

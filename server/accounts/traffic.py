@@ -254,6 +254,10 @@ class Traffic:
         fit = self.fits[0]
         return round(fit.bytes_of(row) if fit.measured(row) else max(guess, fit.at_least(row)))
 
+    def measured(self, row: Row) -> int:
+        """The same where it is measured, otherwise 0."""
+        return self.memory_of(row) if self.fits[0].measured(row) else 0
+
     def read(self, meter: Moved, now: int, guesses: Mapping[Row, Moved] = NO_GUESSES) -> dict[Row | None, tuple[Moved, Moved]]:
         """The meter shows so much: what each model moved since the last reading, and how much of that is only estimated.
 

@@ -10,7 +10,7 @@ from partitions.plan import Granules, assign, orders
 from ..accounts.usage import Row
 from .descriptions import NOT_OPENED, DeviceInfo, PartitionInfo, TenantMemory
 from .device_runtime import DeviceRuntime
-from .fence import Fence
+from .fence import Fence, Narrowing
 from .stretch import Wide
 from .together import together
 
@@ -45,6 +45,8 @@ class ControlledDevice:
     """What holds tenants to their shares of bandwidth, by tenant."""
     slows: Mapping[Row, float] = field(default_factory=dict)
     """Models that are held as works of others take so many times as long beside them, as seen by the account."""
+    narrowing: Mapping[str, Narrowing] = field(default_factory=dict)
+    """What the account has seen of held models, by tenant: how narrow their placements have to be."""
 
     @property
     def free(self) -> int:

@@ -32,6 +32,15 @@ class Fence(NamedTuple):
     cores: str = ""
 
 
+class Narrowing(NamedTuple):
+    """What was seen of a tenant's models where they are held: bytes a second that a unit draws there at most, 0 for all that
+    it can, and whether that has to be a `single` granule, as one of them slows works of others, or is tried for that.
+    """
+
+    unit: int = 0
+    single: bool = False
+
+
 class FencedModel(Fact):
     """What is known of a model of a fenced tenant; 0 for what is not."""
 
@@ -88,18 +97,19 @@ def plan_fences(
     unit: str,
     moves: Bandwidth | None,
     cores: Mapping[str, Held] = MappingProxyType({}),
+    seen: Mapping[str, Narrowing] = MappingProxyType({}),
 ) -> dict[str, Fence]:
     """The fence of each tenant of a device that asks for one. The device has granules of these sizes in `unit`s, and `homes`
-    are those of each tenant; `cores` says how the host holds these where they are cores.
+    are those of each tenant; `cores` says how the host holds these where they are cores, and `seen` what is known of models.
 
-    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may; one at least. Where
-    the home cannot draw more or is one granule, only a tenant that borrows has one, of the whole home.
+    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may, or were not seen to;
+    one at least. Where the home cannot draw more or is one granule, only a tenant that borrows has one, of the whole home.
     """
     plans = {}
     for name, home in homes.items():
         if (tenant := tenants[name]).fenced:
             neighbours = tuple(other for other in homes if other != name)
-            fence = _fence(tenant, neighbours, home, sizes, unit, moves, name in cores)
+            fence = _fence(tenant, neighbours, home, sizes, unit, moves, name in cores, seen.get(name, Narrowing()))
             held = cores.get(name, Held())
             plans[name] = fence._replace(cores=held.how, notes=(*fence.notes, *held.notes))
     return plans
@@ -113,6 +123,7 @@ def _fence(
     unit: str,
     moves: Bandwidth | None,
     on_cores: bool,
+    seen: Narrowing,
 ) -> Fence:
     if not neighbours:
         return Fence((), notes=("no other tenant is on its device, so nothing holds it",))
@@ -121,7 +132,10 @@ def _fence(
     notes = list(_unknown(tenant, moves, on_cores))
     granules: Granules = ()
     if memory and moves:
-        granules = tuple(home[: max(1, _fitting(units, moves.unit, memory))])
+        count = _fitting(units, moves.unit, memory)
+        if seen.unit and count < len(home):
+            count = _fitting(units[:-1], min(seen.unit, moves.unit), memory)
+        granules = tuple(home[: max(1, 1 if seen.single else count)])
         drawn, all_drawn = (sum(each) * moves.unit for each in (units[: len(granules)], units))
         here = f"{in_words(all_drawn)} at most, and its memory_bandwidth is {in_words(memory)}"
         borrows = tenant.burst is not None

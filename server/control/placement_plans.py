@@ -155,7 +155,7 @@ class PlacementPlans:
     def _plan_fences(self, device: ControlledDevice, cores: Mapping[str, Held]) -> dict[str, Fence]:
         info = device.info
         theirs = device.own(cores)
-        return plan_fences(self._tenants, device.homes, info.granules, info.unit, info.bandwidth, theirs)
+        return plan_fences(self._tenants, device.homes, info.granules, info.unit, info.bandwidth, theirs, device.narrowing)
 
     async def _hold_cores(self) -> dict[str, Held]:
         """Hold the tenants' cores that are to be held, and no others; how they are held."""

@@ -12,12 +12,14 @@ from types import MappingProxyType
 from partitions.plan import Granules
 
 from ..accounts.account import Account, History
+from ..accounts.drawn import Drawn, Held
 from ..accounts.harm import Harm
 from ..accounts.traffic import NO_GUESSES, Traffic
 from ..accounts.usage import NS, Moved, Report, Row, Totals
 from ..control.controlled_device import ControlledDevice, memory_on
 from ..control.descriptions import NOT_OPENED, ModelMemory
 from ..control.device_runtime import DeviceRuntime
+from ..control.fence import FencedModel, FencedTenant, Narrowing
 from ..control.together import together
 from ..errors import RequestError
 from .usage_files import UsageFiles
@@ -31,6 +33,7 @@ GUESSING = 60.0
 """Seconds between two looks at what models take of devices' memory, from which it is guessed what their works move."""
 SAYING = 2.0
 """The same where tenants are fenced. After so long, and when a meter was read, device sides are said what works move."""
+MS = 10**6
 LIMIT = 2.0
 """Seconds that the end of the server waits for the last row of the file."""
 
@@ -38,7 +41,8 @@ LIMIT = 2.0
 class Accountant:
     """Belongs to the event loop of the controller. `devices` are the controller's, which may still grow before `start`.
 
-    `clock` and `wall` return nanoseconds, of a clock that does not go back and since 1970.
+    `clock` and `wall` return nanoseconds, of a clock that does not go back and since 1970. `narrowed` is called when models
+    of a fenced tenant have to be held on more granules or fewer, by what was seen of them (`ControlledDevice.narrowing`).
     """
 
     def __init__(
@@ -47,11 +51,13 @@ class Accountant:
         files: UsageFiles | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
+        narrowed: Callable[[], None] = lambda: None,
     ) -> None:
         self._devices = devices
         self._files = files
         self._clock = clock
         self._wall = wall
+        self._narrowed = narrowed
         self._account = Account()
         self._history = History()
         self._answered: dict[int, int] = {}
@@ -63,6 +69,7 @@ class Accountant:
         self._guessed: int | None = None
         self._said_at: int | None = None
         self._harm: dict[str, Harm] = {}
+        self._drawn: dict[str, Drawn] = {}
         self._held: dict[str, dict[Row, int]] = {}
         """By device: models to be held whatever they move, and what is said that a work of such a model moves."""
         self._collecting: asyncio.Task[None] | None = None
@@ -178,7 +185,8 @@ class Accountant:
                 self._warn(error)
 
     async def _look(self, device: ControlledDevice, totals: Totals) -> bool:
-        """See which models of fenced tenants slow works of others; whether others than before are to be held.
+        """See which models of fenced tenants slow works of others, and how much they draw where they are held; whether others
+        than before are to be held.
 
         Such a work counts as if it moved twice what the memory could, so it is held to any share but the whole.
         """
@@ -191,6 +199,7 @@ class Accountant:
             return False
         fences = {tenant: state.fence for each in asked for tenant, state in each.items() if state.fence}
         rates = {tenant: fence.memory_bandwidth for tenant, fence in fences.items()}
+        made = {name: len(fences[name].granules) for name, plan in device.fences.items() if plan.granules and name in fences}
         models = {
             (tenant, model.model): model
             for tenant, fence in fences.items()
@@ -199,10 +208,12 @@ class Accountant:
         }
         harm = self._harm.setdefault(device.name, Harm())
         held, found = harm.held, dict(harm.found)
-        harm.look(there, totals.at, {row: each.moved * 1e3 > rates[row[0]] * each.home_ms for row, each in models.items()})
+        narrow = {row: each.moved * 1e3 > rates[row[0]] * each.home_ms for row, each in models.items()}
+        harm.look(there, totals.at, narrow, made)
         device.slows = dict(harm.found)
         twice = {row: round(2 * moves.memory * each.home_ms / 1e3) for row, each in models.items()}
         self._held[device.name] = {row: twice[row] for row in harm.held & twice.keys()}
+        self._narrow(device, fences, models, totals.at)
         for (tenant, model), times in harm.found.items():
             if (tenant, model) not in found:
                 text = (
@@ -210,6 +221,25 @@ class Accountant:
                 )
                 fence_log.info(text, tenant, model, times)
         return harm.held != held
+
+    def _narrow(
+        self, device: ControlledDevice, fences: Mapping[str, FencedTenant], models: Mapping[Row, FencedModel], now: int
+    ) -> None:
+        """See what models draw where they are held, and have placements of other sizes if they may be wider, or may not."""
+        harm, drawn = self._harm[device.name], self._drawn.setdefault(device.name, Drawn())
+        traffic, sizes = self._account.traffic(device.name) or Traffic(), device.info.granules
+        held = {}
+        for row, each in models.items():
+            moved, rate = traffic.measured(row), fences[row[0]].memory_bandwidth
+            if row not in harm.held and (moved or each.moved) * 1e3 > rate * each.home_ms:
+                held[row] = Held(moved, each.narrow_ms * MS)
+        units = {tenant: sum(sizes[granule] for granule in fence.granules) for tenant, fence in fences.items()}
+        drawn.look(now, units, held, self._guesses.get(device.name, NO_GUESSES).keys())
+        single = harm.single
+        narrowing = {name: Narrowing(drawn.units.get(name, 0), name in single) for name in single | drawn.units.keys()}
+        if narrowing != device.narrowing:
+            device.narrowing = narrowing
+            self._narrowed()
 
     async def _say(self, device: ControlledDevice) -> None:
         """Say to each device side what works of its fenced tenants move. Models that have gone are not named any more."""

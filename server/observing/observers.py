@@ -19,7 +19,8 @@ class Observers:
 
     def __init__(self, controller: Controller) -> None:
         server = controller.config.server
-        self.accountant = Accountant(controller.devices, UsageFiles(server.usage_dir) if server.usage_dir else None)
+        files = UsageFiles(server.usage_dir) if server.usage_dir else None
+        self.accountant = Accountant(controller.devices, files, narrowed=controller.placements.remake)
         self.health = HealthMonitor(controller.devices, moved=self.accountant.moved)
         self.pilot = Pilot(controller, server.autopilot)
         self.overview = Overview(controller, self.accountant)

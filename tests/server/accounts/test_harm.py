@@ -55,22 +55,38 @@ class Device:
         self.share = SHARE
         self.lent: dict[str, int] = {}
         self.before: Mapping[Row, bool] = {}
+        self.several: set[str] = set()
+        """Tenants whose narrow placements have more than one granule where they may, on which models slow others as at home."""
+        self.single = {tenant for tenant, _ in self.models}
+        self.made: Mapping[str, int] = {}
         self.look()
 
     @property
     def narrow(self) -> dict[Row, bool]:
-        return {each: each in self.harm.held for each, model in self.models.items() if model.fenced}
+        there = {tenant for tenant, count in self.granules.items() if count}
+        return {row: row in self.harm.held for row, model in self.models.items() if model.fenced and row[0] in there}
+
+    @property
+    def granules(self) -> dict[str, int]:
+        """While a narrow placement gets more or fewer, there is none for a window."""
+        made = {tenant: (tenant in self.wanted) is (tenant in self.single) for tenant, _ in self.models}
+        return {tenant: (1 if tenant in self.single else 2) * each for tenant, each in made.items()}
+
+    @property
+    def wanted(self) -> set[str]:
+        return {tenant for tenant, _ in self.models} - (self.several - self.harm.single)
 
     def look(self) -> None:
         tenants: dict[str, dict[str, ModelTotals]] = {}
         for (tenant, name), model in self.models.items():
             tenants.setdefault(tenant, {})[name] = ModelTotals(model.works, model.used, model.borrowed)
         found = {name: TenantTotals(0, self.lent.get(name, 0), self.share, each) for name, each in tenants.items()}
-        self.harm.look(DeviceTotals("SM", 64, self.now, found), self.now, self.before)
+        self.harm.look(DeviceTotals("SM", 64, self.now, found), self.now, self.before, self.made)
 
     def run(self, windows: int) -> Harm:
         for window in range(self.now // NS, self.now // NS + windows):
             held = self.harm.held
+            apart = {each for each in held if each[0] in self.single}
             wanted = {each: model.busy(window, self.random) for each, model in self.models.items()}
             others = any(each for row, each in wanted.items() if row not in held)
             for row, model in self.models.items():
@@ -78,7 +94,7 @@ class Device:
                     [
                         1 + (beside.slows - 1) * min(1.0, wanted[other])
                         for other, beside in self.models.items()
-                        if other[0] != row[0] and other not in held
+                        if other[0] != row[0] and other not in apart
                     ]
                     or [1.0]
                 )
@@ -89,7 +105,7 @@ class Device:
                 model.works += works
                 model.used += int(works * each * (model.slower * NARROW if narrow else SHARE))
                 model.was_held.append(row in held)
-            self.before = self.narrow
+            self.before, self.made, self.single = self.narrow, self.granules, self.wanted
             self.now += NS
             self.look()
         return self.harm
@@ -236,6 +252,32 @@ def test_neighbours_that_are_asked_less_while_a_model_is_held_are_no_reason(seed
         assert device.run(1).found == {}
 
 
+@some
+@given(seeds, st.sampled_from([now_and_then(1.0, 60), always(1.0)]))
+def test_where_several_granules_would_not_hold_it_it_is_tried_on_one_and_held_there(seed: int, busy: Load) -> None:
+    device = Device(seed, acme_hog=hog(busy), globex_net=Model(always(0.2)))
+    device.several = {"acme"}
+    assert device.run(300).found.keys() == {HOG}
+    assert device.single == {"acme", "globex"}
+    device.models[HOG].slows = 1.0
+    assert device.run(KEEPS // NS + 100).found == {}
+    assert device.single == {"globex"}, "it may have several again"
+
+
+@some
+@given(seeds)
+def test_one_granule_is_seldom_asked_for_where_a_model_is_innocent(seed: int) -> None:
+    """Each time its placement is made again, which is not to make the trials come sooner."""
+    device, changes = Device(seed, acme_hog=hog(now_and_then(0.9, 30), 1.0), globex_net=Model(always(0.2))), 0
+    device.several, victim = {"acme"}, device.models[VICTIM]
+    for at in range(3600):
+        before = device.single
+        victim.each = (4.0 if at // 30 % 2 else 1.0) * MS
+        assert device.run(1).found == {}
+        changes += device.single != before
+    assert changes <= 2 * 8
+
+
 def found(seed: int = 1) -> Device:
     """A device of which one model was found."""
     device = Device(seed, acme_hog=hog(always(1.0)), globex_net=Model(always(0.2)))
@@ -321,6 +363,6 @@ def test_whatever_is_counted_only_models_that_could_be_held_are(seed: int) -> No
         there = [tenant for tenant in shares if random.random() < 0.99]
         models = {t: {each[1]: ModelTotals(*counts[each]) for each in rows if each[0] == t} for t in there}
         totals = {t: TenantTotals(0, 0, shares[t], models[t]) for t in there}
-        harm.look(DeviceTotals("SM", 64, now, totals), now, narrow)
+        harm.look(DeviceTotals("SM", 64, now, totals), now, narrow, {tenant: random.randint(0, 2) for tenant in shares})
         assert all(times >= TIMES for times in harm.found.values())
         assert harm.held <= set(rows)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partitions.base import Bandwidth
 from server.config.tenant import TenantConfig
-from server.control.fence import Fence, describe, plan_fences
+from server.control.fence import Fence, Narrowing, describe, plan_fences
 
 MOVES = Bandwidth(memory=3_352 * 10**9, unit=125 * 10**9, pcie=63 * 10**9)
 """One granule of 8 SMs draws 1 TB/s."""
@@ -85,6 +85,24 @@ def test_what_is_enforced_is_described_with_the_means() -> None:
         "outputs allow",
     ]
     assert not list(describe(fence._replace(granules=(), pcie=0), "SM", SIZES, MOVES))
+
+
+@pytest.mark.parametrize(
+    ("seen", "granules"),
+    [
+        (Narrowing(60 * 10**9), (2, 3, 4, 5)),
+        (Narrowing(125 * 10**9), (2, 3)),
+        (Narrowing(10**12), (2, 3)),  # More than there is.
+        (Narrowing(10**9), (2, 3, 4, 5, 6, 7, 8)),  # Works that draw too much are never at home.
+        (Narrowing(60 * 10**9, single=True), (2,)),
+        (Narrowing(single=True), (2,)),
+    ],
+)
+def test_a_placement_is_as_wide_as_what_was_seen_of_its_models_allows(seen: Narrowing, granules: tuple[int, ...]) -> None:
+    homes, keys = {"acme": (2, 3, 4, 5, 6, 7, 8, 9), "globex": (0, 1)}, {"memory_bandwidth": "2TB/s"}
+    tenants = {name: TenantConfig(name=name, granules=1, models=("*",), **keys) for name in homes}
+    found = plan_fences(tenants, homes, SIZES, "SM", MOVES, seen={"acme": seen})
+    assert found["acme"].granules == granules
 
 
 @given(size=st.integers(1, 14), value=st.one_of(st.floats(0.001, 1), st.integers(10**6, 5 * 10**12), st.just("auto")))

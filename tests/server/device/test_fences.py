@@ -111,7 +111,8 @@ class Seconds:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._now = 0
-        self.accountant = Accountant(site.controller.devices, None, lambda: self._now, lambda: self._now)
+        remake = site.controller.placements.remake
+        self.accountant = Accountant(site.controller.devices, None, lambda: self._now, lambda: self._now, remake)
         self.accountant.follow(site.controller.devices[0])
 
     async def pass_by(self, most: int, until: Callable[[], bool]) -> None:
@@ -130,7 +131,7 @@ class Seconds:
             async with asyncio.timeout(20):
                 while self.accountant.totals().devices[device.name].moved != Moved(said - NS):  # The first one is the begin.
                     await asyncio.sleep(0)
-            await self._site.runtime.placements.settled()
+            await self._site.settled()
         await self.accountant.close()
 
     def _work(self, tenant: str, took: int) -> None:
@@ -142,12 +143,13 @@ class Seconds:
             counter.add(took)
 
 
-async def test_a_model_beside_which_works_of_others_take_longer_runs_narrow_though_it_moves_little(site: Site) -> None:
+async def test_a_model_beside_which_works_of_others_take_longer_runs_on_one_granule_though_it_moves_little(site: Site) -> None:
     for _ in range(9):
         await site.infer("acme")  # What it takes at home has to be known.
     seconds, device = Seconds(site), site.controller.devices[0]
     await seconds.pass_by(150, lambda: bool(device.slows))
     assert device.slows == {("acme", "b/1"): 3.0}
+    assert narrow(site).granules == (0,)
     (known,) = [each for each in (await fence(site)).models if each.model == "b/1"]
     assert known.slows == 3.0
     before, admission = narrow(site).stream.ran, site.tenant("globex").lane.admission

@@ -5,7 +5,7 @@ import csv
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from server.accounts.account import Account
 from server.accounts.usage import NS, DeviceTotals, ModelTotals, Moved, Report, TenantTotals, TenantUsages, Totals, Usage
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ModelMemory, TenantMemory
-from server.control.fence import Fence, FencedModel, FencedTenant
+from server.control.fence import Fence, FencedModel, FencedTenant, Narrowing
 from server.errors import Unavailable
 from server.observing.accountant import Accountant
 from server.observing.usage_files import COLUMNS, UsageFiles, rows
@@ -148,7 +148,8 @@ class FakePlacements:
 
     def __init__(self) -> None:
         self.figures: Any = None
-        self.home_ms = 0.0
+        self.home_ms = self.narrow_ms = 0.0
+        self.granules: tuple[int, ...] = (0,)
         self.calls = 0
         self.away = False
 
@@ -163,7 +164,9 @@ class FakePlacements:
         if self.away:
             raise Unavailable("it is being started again")
         moved = (self.figures or {}).get("acme", {}).get("mob/1", 0)
-        fence = FencedTenant(self.RATE, (0,), 0, 0, 0, [], [], [FencedModel("mob/1", moved, self.home_ms, 0.0)])
+        fence = FencedTenant(
+            self.RATE, self.granules, 0, 0, 0, [], [], [FencedModel("mob/1", moved, self.home_ms, self.narrow_ms)]
+        )
         return {"acme": Beside(None, fence, [])}
 
     @property
@@ -255,6 +258,39 @@ async def test_a_model_beside_which_neighbours_are_slow_is_held_though_it_moves_
     assert site.device.slows == {}
     assert placements.figures == {"acme": {"mob/1": 800}}
     await site.accountant.close()
+
+
+async def test_models_that_draw_less_than_they_could_where_they_are_held_get_more_granules_there() -> None:
+    """By what the meter shows that their works move there."""
+    site, placements = Site(), FakePlacements()
+    placements.home_ms, placements.narrow_ms, placements.granules = 2.0, 9.0, (0, 1)
+    site.side.models, site.side.placements = FakeModels({"weights": 800}), placements
+    site.device.info = DeviceInfo("cuda", "", "SM", (1,) * 5, bandwidth=Bandwidth(4 * 10**9, 10**9, 10**9))
+    site.device.runtimes["globex"] = site.side
+    site.device.hold({"acme": (0, 1, 2, 3), "globex": (4,)})
+    site.accountant.follow(site.device)
+    site.device.fences = {"acme": Fence(("globex",), placements.RATE, placements.granules)}
+    narrowed: list[Mapping[str, Narrowing]] = []
+    accountant = Accountant(
+        [site.device], None, lambda: site.now, narrowed=lambda: narrowed.append(dict(site.device.narrowing))
+    )
+    site.accountant = accountant
+    accountant.follow(site.device)
+    accountant.start()
+    works = moved = 0
+    for second in range(120):
+        works, moved = works + 100 + second % 7 * 20, moved + (100 + second % 7 * 20) * 9_000_000
+        site.side.used(works * 4 * MS, works=works)
+        calls = placements.calls
+        site.now += 2 * NS
+        accountant.moved("0", Moved(moved))
+        async with asyncio.timeout(20):
+            while placements.calls == calls:
+                await asyncio.sleep(0)
+    assert [each.keys() for each in narrowed] == [{"acme"}], "once, not with each look"
+    assert narrowed[0]["acme"].unit == pytest.approx(1.05 * 500e6, rel=0.05)  # 9 MB in 9 ms on two units.
+    assert not narrowed[0]["acme"].single
+    await accountant.close()
 
 
 async def test_where_no_tenant_is_fenced_nothing_is_said() -> None:

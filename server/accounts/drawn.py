@@ -1,0 +1,70 @@
+"""How much a unit draws of a device's memory where a fenced tenant's models are held, so that these get what they may. Pure.
+
+At first a unit is taken to draw all that it can. Most models draw less (copies half of that, H200), so that a placement which
+they cannot leave their share on may have more granules. That is seen while they run there: the bytes that a work moves, as
+measured, over the time that it takes, and the units there. The model that draws the most counts for its tenant.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from .usage import NS, Row
+
+SETTLES = 5
+"""Looks for which a model is seen on a placement until its figure counts, as that is an average."""
+MARGIN = 1.05
+"""As many times as seen is what a unit is taken to draw. It is taken to draw less once less than `LOWER` of that is seen."""
+LOWER = 0.85
+REST = 60 * NS
+"""From a change to the next one that makes a tenant's placement wider, as nothing is held while it is made."""
+
+
+class Held(NamedTuple):
+    """A work of a model that draws more than its tenant may: the bytes that it moves, 0 where that is not measured, and the
+    nanoseconds that it takes where it is held, 0 if it has not run there.
+    """
+
+    moved: int
+    ns: float
+
+
+class Drawn:
+    """Of one device."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, int] = {}
+        """By tenant: bytes a second that a unit draws where its models are held, at most. Others may draw all they can."""
+        self._seen: dict[Row, int] = {}
+        self._looks: dict[Row, tuple[int, int]] = {}
+        """By model the units on which it is held, and for how many looks it has been seen there."""
+        self._at: dict[str, int] = {}
+        """When a tenant's figure changed last, in nanoseconds."""
+
+    def look(self, now: int, units: Mapping[str, int], held: Mapping[Row, Held], known: Collection[Row]) -> None:
+        """At this time in nanoseconds tenants have narrow placements of so many units, and these models are held there. Models
+        that are not `known` have gone.
+        """
+        self._seen = {row: each for row, each in self._seen.items() if row in known}
+        self._looks = {row: each for row, each in self._looks.items() if row in held}
+        for row, each in held.items():
+            there = units[row[0]]
+            before, looks = self._looks.get(row, (there, 0))
+            looks = looks + 1 if before == there and each.moved and each.ns else 0
+            self._looks[row] = there, looks
+            if looks >= SETTLES:
+                self._seen[row] = round(each.moved * NS / each.ns / there)
+        tenants = {tenant for tenant, _ in known}
+        for kept in (self.units, self._at):
+            for tenant in kept.keys() - tenants:
+                del kept[tenant]
+        for tenant in {tenant for tenant, _ in held}:
+            self._judge(tenant, [self._seen.get(row) for row in held if row[0] == tenant], now)
+
+    def _judge(self, tenant: str, seen: list[int | None], now: int) -> None:
+        each, taken = max((one for one in seen if one is not None), default=0), self.units.get(tenant)
+        if None in seen:
+            if taken is not None:  # What is new may draw all it can.
+                del self.units[tenant]
+                self._at[tenant] = now
+        elif taken is None or each > taken or (each < LOWER * taken and now - self._at.get(tenant, now - REST) >= REST):
+            self.units[tenant], self._at[tenant] = round(each * MARGIN), now

@@ -1,0 +1,99 @@
+"""What a unit draws where models are held, as seen of synthetic ones: placements grow until these get what they may."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partitions.base import Bandwidth
+from server.accounts.drawn import REST, SETTLES, Drawn, Held
+from server.accounts.usage import NS, Row
+from server.config.tenant import TenantConfig
+from server.control.fence import Narrowing, plan_fences
+
+MOVES = Bandwidth(memory=4_800 * 10**9, unit=127 * 10**9, pcie=63 * 10**9)
+SIZES = [8] * 16
+HOME = tuple(range(8))
+COPY, WRITE = ("acme", "copy/1"), ("acme", "write/1")
+
+
+class Site:
+    """A fenced tenant whose models each draw so much of a unit, wherever they are held, and a look each second."""
+
+    def __init__(self, rate: float, **each: int) -> None:
+        self.tenants = {
+            "acme": TenantConfig(name="acme", granules=8, models=("*",), memory_bandwidth=rate),
+            "globex": TenantConfig(name="globex", granules=1, models=("*",)),
+        }
+        self.share = rate * MOVES.memory
+        self.draws: dict[Row, int] = {("acme", f"{name}/1"): rate for name, rate in each.items()}
+        self.unmeasured: set[Row] = set()
+        self.drawn = Drawn()
+        self.now = 0
+        self.changes = 0
+        self.count = self.planned()
+
+    def planned(self) -> int:
+        seen = {name: Narrowing(unit) for name, unit in self.drawn.units.items()}
+        homes = {"acme": HOME, "globex": (8,)}
+        return len(plan_fences(self.tenants, homes, SIZES, "SM", MOVES, seen=seen)["acme"].granules)
+
+    def run(self, seconds: int) -> int:
+        """How many granules the narrow placement has then."""
+        for _ in range(seconds):
+            units = 8 * self.count
+            held = {
+                row: Held(0 if row in self.unmeasured else 10**9, 10**9 * NS / (each * units))
+                for row, each in self.draws.items()
+            }
+            self.drawn.look(self.now, {"acme": units}, held, self.draws.keys())
+            self.now += NS
+            self.changes += self.planned() != self.count
+            self.count = self.planned()
+        return self.count
+
+    @property
+    def most(self) -> float:
+        """What its models draw at most there, as a part of its share."""
+        return max(self.draws.values()) * 8 * self.count / self.share
+
+
+def test_a_placement_has_as_many_granules_as_its_models_may_fill() -> None:
+    site = Site(0.5, copy=59 * 10**9)
+    assert site.count == 2, "by what a unit can draw"
+    assert site.run(SETTLES - 1) == 2, "a figure that has just begun is an average still"
+    assert site.run(1) == 4
+    assert 0.7 < site.most <= 1
+    site.run(600)
+    assert site.changes == 1
+
+
+def test_the_model_that_draws_the_most_counts_and_a_new_one_may_draw_all_it_can() -> None:
+    site = Site(0.5, copy=59 * 10**9)
+    assert site.run(60) == 4
+    site.draws[WRITE] = 70 * 10**9
+    assert site.run(1) == 2
+    assert site.run(2 * REST // NS) == 4
+    site.draws[WRITE] = 110 * 10**9
+    assert site.run(SETTLES + 2) == 2, "it draws more than before"
+    site.draws.pop(WRITE)
+    assert site.run(2 * REST // NS) == 4
+
+
+def test_what_is_not_measured_makes_nothing_wider() -> None:
+    site = Site(0.5, copy=59 * 10**9)
+    site.unmeasured = {COPY}
+    assert site.run(100) == 2
+    site.unmeasured = set()
+    assert site.run(10) == 4
+
+
+@given(st.floats(0.05, 0.95), st.lists(st.integers(5, 127), min_size=1, max_size=4))
+def test_models_stay_within_the_share_and_the_placement_comes_to_rest(rate: float, each: list[int]) -> None:
+    site = Site(rate, **{f"m{at}": draws * 10**9 for at, draws in enumerate(each)})
+    exceed = {row for row, draws in site.draws.items() if draws * 64 > site.share}
+    site.draws = {row: draws for row, draws in site.draws.items() if row in exceed}
+    if site.draws and site.count:
+        site.run(600)
+        changes = site.changes
+        assert site.most <= 1 or site.count == 1
+        site.run(600)
+        assert site.changes == changes <= 2
