@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hogs import random, reading
+from benchmarks.hogs import copying, random, reading
 from partitions.strain import STRAINS
 
 from .asking import asking
@@ -29,14 +29,14 @@ MOVED = PASSES * (MIB << 20)
 TENANTS = """
 [tenants.acme]
 granules = 7
-memory_bandwidth = 0.35
+memory_bandwidth = 0.5
 pcie = 0.2
 models = ["*"]
 [tenants.globex]
 granules = 7
 models = ["mlp", "hog"]
 """
-"""Of memory it is more than one granule of an H100 draws, so that this is a bound for what runs there."""
+"""Of memory it is more than one granule of an H100 draws, or two of an H200, so that this is a bound for what runs there."""
 LEARNING = 12.0
 """Seconds in which what the hog moves is known, as NVML is read every two."""
 HOGS = 3
@@ -56,6 +56,7 @@ def server(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     root = tmp_path_factory.mktemp("fence") / "models"
     plan(add(root, "mlp"), mlp())
     plan(add(root, "hog"), reading(MIB, PASSES))
+    plan(add(root, "copying"), copying(MIB, PASSES))
     plan(add(root, "random"), random(*RANDOM))
     with serving(root, tmp_path_factory.mktemp("server"), gpu_section(), TENANTS) as served:
         until(lambda: fence(served)["granules"], "a narrow placement is made")
@@ -66,6 +67,11 @@ def fence(server: Served) -> dict[str, Any]:
     """What /admin/partitions says of it."""
     shown: dict[str, Any] = server.admin("GET", "partitions")["partitions"]["acme"]["fence"]
     return shown
+
+
+def held(server: Served, name: str) -> dict[str, Any]:
+    """What it says of a model; empty while its placement is made."""
+    return next((each for each in fence(server)["models"] if each["model"] == name), {})
 
 
 def until(holds: Any, what: str) -> None:
@@ -158,14 +164,36 @@ def test_a_model_that_reads_memory_runs_narrow_while_a_neighbour_is_asked(server
     assert rate(server, 2.0) > 0.75 * free, "and has again all it wants"
 
 
+def test_a_model_that_draws_less_there_gets_as_many_granules_as_its_share_allows(server: Served, found: dict[str, Any]) -> None:
+    """A copy draws half of what a granule can."""
+
+    first, began = len(fence(server)["granules"]), time.monotonic()
+    with asking(server.port, "globex", 0.005) as asked, hogs(server, "copying") as answers:
+        until(lambda: len(fence(server)["granules"]) > first, "its placement grows")
+        seconds = time.monotonic() - began
+        until(lambda: held(server, "copying/1").get("narrow_ms"), "works run there")
+        start = len(answers)
+        time.sleep(3.0)
+        beside = (len(answers) - start) / 3.0
+        shown, model = fence(server), held(server, "copying/1")
+    assert asked.wrong == []
+    drawn = model["moved"] * beside
+    found["fence: a model that copies memory"] = {
+        "granules at first and later": [first, len(shown["granules"])],
+        "seconds until then": round(seconds, 1),
+        "GB/s beside": drawn / 1e9,
+        "share": shown["memory_bandwidth"] / 1e9,
+        "ms at home and narrow": [model["home_ms"], model["narrow_ms"]],
+    }
+    assert 0.6 * shown["memory_bandwidth"] < drawn <= 1.1 * shown["memory_bandwidth"]
+
+
 def test_a_model_of_random_reads_is_held_once_a_neighbour_is_seen_to_be_slower_beside_it(
     server: Served, found: dict[str, Any]
 ) -> None:
-    """It moves few bytes, so the meter does not hold it. The neighbour asks for what reads memory, 5 ms after each answer."""
-
-    def known() -> dict[str, Any]:
-        (model,) = [each for each in fence(server)["models"] if each["model"] == "random/1"]
-        return dict(model)
+    """It moves few bytes, so the meter does not hold it, and more than one granule would not. The neighbour asks for what reads
+    memory, 5 ms after each answer.
+    """
 
     def median(answers: list[tuple[float, float]]) -> float:
         return statistics.median(took for _, took in answers)
@@ -192,19 +220,19 @@ def test_a_model_of_random_reads_is_held_once_a_neighbour_is_seen_to_be_slower_b
         time.sleep(1.5)
         beside = list(tried)
         looks.append(neighbour())
-        until(lambda: known()["slows"], "it is found to slow its neighbour")
+        until(lambda: held(server, "random/1").get("slows"), "it is found to slow its neighbour")
         seconds = time.monotonic() - began
     trial = [[took for at, took in tried if second <= at - began < second + 1] for second in range(int(seconds))]
     looks.append(neighbour())
     with hogs(server, "random") as free:
         time.sleep(1.5)
     after = fence(server)["launches"]
-    with hogs(server, "random") as narrow, hogs(server, tenant="globex", count=1, pause=0.005) as held:
+    with hogs(server, "random") as narrow, hogs(server, tenant="globex", count=1, pause=0.005) as calm:
         time.sleep(3.0)
     looks.append(neighbour())
-    model = known()
+    model = held(server, "random/1")
     found["fence: a model of random reads"] = {
-        "the neighbour's median ms: alone, beside, held": [median(alone), median(beside), median(held)],
+        "the neighbour's median ms: alone, beside, held": [median(alone), median(beside), median(calm)],
         "its medians in each second of the trial": [round(statistics.median(each), 2) for each in trial if each],
         "its mean ms by part: alone, beside, tried, held": [parts(*each) for each in pairwise(looks)],
         "seconds until it was found": round(seconds, 1),
@@ -214,6 +242,7 @@ def test_a_model_of_random_reads_is_held_once_a_neighbour_is_seen_to_be_slower_b
         "works that ran narrow while it was tried": after - before,
     }
     assert model["slows"] >= 1.5
-    assert median(held) < 1.5 * median(alone)
-    assert median(held) < median(beside) / 1.2
+    assert median(calm) < 1.5 * median(alone)
+    assert median(calm) < median(beside) / 1.2
     assert fence(server)["launches"] - after > len(narrow) / 2
+    assert len(fence(server)["granules"]) == 1
