@@ -13,6 +13,8 @@ from time import perf_counter
 from .jobs import OpenLoop, Seen, SlowAnswer
 from .wire import Answer, Broken, Connection
 
+FIRST = 60.0
+"""Seconds for which the first answer on a connection is waited for."""
 MOST_FAILURES = 5
 """How many failures are described; all are counted."""
 SLOWEST = 40
@@ -36,12 +38,16 @@ class Generator:
     def open(self) -> None:
         """Make the connections and have one request answered on each, so that the first that counts is like the rest. Blocks.
 
-        Raises RuntimeError if one is not answered with 200.
+        Raises RuntimeError if one is not answered with 200, and Broken if it is not within FIRST.
         """
         for _ in range(self._job.connections):
             connection = self._connect()
             self._free.append(connection)
-            answer = _ask(connection, (self._job.first or self._job.ask).data)
+            try:
+                answer = connection.exchange((self._job.first or self._job.ask).data, keep=True, seconds=FIRST)
+            except Broken:
+                self._give_up()
+                raise
             if answer.status != 200:
                 self._give_up()
                 said = (answer.body or b"").decode(errors="replace")[:300]
@@ -170,11 +176,3 @@ class Generator:
         for connection in [*self._free, *(connection for connection, *_ in self._busy.values())]:
             connection.close()
         self._poll.close()
-
-
-def _ask(connection: Connection, data: bytes) -> Answer:
-    """One request and its answer, by waiting for the socket. Raises Broken."""
-    connection.send(data, keep=True)
-    while True:
-        if answer := connection.step(60):
-            return answer

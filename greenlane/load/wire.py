@@ -1,4 +1,4 @@
-"""One client connection without a framework: bytes out, a status and a size back. Only `step`, `ask` and `Caller` block.
+"""One client connection without a framework: bytes out, a status and a size back. Some methods block, and say so.
 
 It reads no more of HTTP than it needs: a status line and Content-Length. A connection is used for one request at a time.
 """
@@ -10,9 +10,10 @@ import re
 import select
 import socket
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from email.message import Message
+from threading import Timer
 from time import perf_counter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -140,6 +141,15 @@ class Connection:
         self.flush()
         return self.receive(most)
 
+    def exchange(self, data: bytes, keep: bool, seconds: float) -> Answer:
+        """Send a request and wait for its answer. Blocks for so many seconds at most. Raises Broken."""
+        self.send(data, keep)
+        end = perf_counter() + seconds
+        while (left := end - perf_counter()) > 0:
+            if answer := self.step(left):
+                return answer
+        raise Broken(f"no answer within {seconds:g} s") from TimeoutError()
+
     def _take(self, data: bytes) -> Answer | None:
         if self._left < 0:
             self._head += data
@@ -184,12 +194,30 @@ def ask(
 ) -> Response:
     """Send one request on a connection of its own; it may be answered in chunks, as `Connection` does not understand.
 
-    Blocks. Raises OSError, and HTTPException for what is not HTTP.
+    Blocks. Raises OSError, HTTPException for what is not HTTP, and TimeoutError, however many bytes came until then.
     """
+    end = perf_counter() + timeout
     with closing(http.client.HTTPConnection(host, port, timeout=timeout)) as connection:
-        connection.request(method, path, body, dict(headers))
-        response = connection.getresponse()
-        return Response(response.status, response.headers, response.read())
+        connection.connect()
+        cut = Timer(timeout, _shut, (connection.sock,))
+        cut.start()
+        try:
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            answer = Response(response.status, response.headers, response.read())
+            if perf_counter() < end:  # Else its end may be ours.
+                return answer
+        except (OSError, http.client.HTTPException):
+            if perf_counter() < end:
+                raise
+        finally:
+            cut.cancel()
+    raise TimeoutError(f"no answer within {timeout:g} s")
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # It may have ended meanwhile.
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -223,12 +251,12 @@ class Caller:
         return int(self._connection.socket.getsockname()[1]) if self._connection else None
 
     def ask(self, ask: Ask, keep: bool = True) -> Answer:
-        """Send one request; the answer, with its body if that is kept. Raises Broken, also where the timeout passes first."""
+        """Send one request; the answer, with its body if that is kept. Blocks. Raises Broken, also where the timeout passes."""
         if self._connection is None:
             self._connection = Connection(self._port)
             self._connection.open()
         try:
-            answer = self._exchange(self._connection, ask, keep)
+            answer = self._connection.exchange(ask.data, keep, self._timeout)
         except Broken:
             self.close()
             raise
@@ -237,7 +265,7 @@ class Caller:
         return answer
 
     def timed(self, ask: Ask) -> tuple[Answer, float]:
-        """The same, and the seconds that it took. Raises Broken."""
+        """The same, and the seconds that it took. Blocks. Raises Broken."""
         began = perf_counter()
         answer = self.ask(ask)
         return answer, perf_counter() - began
@@ -247,11 +275,3 @@ class Caller:
         if self._connection:
             self._connection.close()
         self._connection = None
-
-    def _exchange(self, connection: Connection, ask: Ask, keep: bool) -> Answer:
-        connection.send(ask.data, keep)
-        end = perf_counter() + self._timeout
-        while (left := end - perf_counter()) > 0:
-            if answer := connection.step(left):
-                return answer
-        raise Broken(f"no answer within {self._timeout:g} s") from TimeoutError()

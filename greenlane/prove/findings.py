@@ -1,5 +1,6 @@
 """Everything that came of one run, and the verdict on all of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ class Findings:
 
     `untried` are pairs that were not measured, and why. `ended` is why the server did before the end; empty if it did not.
     `lending` is what `--lending` found; nothing else is measured then. `unfenced` is what strains of memory, caches and PCIe
-    did, which no partition fences: with `memory` that counts as all else does, without it is only said.
+    did, which no partition fences: with `memory` that counts as all else does, without it is only said. `planned` are the
+    seconds that were asked for, without strains and without what was measured again.
     """
 
     source: str
@@ -35,6 +37,7 @@ class Findings:
     lending: Sequence[Lent] = ()
     unfenced: Sequence[Measured] = ()
     memory: bool = False
+    planned: float = math.inf
 
     @property
     def words(self) -> dict[Pair, Word]:

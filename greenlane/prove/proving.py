@@ -92,6 +92,7 @@ def prove(run: Run) -> Findings:
         found.ended,
         unfenced=found.unfenced,
         memory=run.memory,
+        planned=run.seconds,
     )
 
 

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from threading import Condition, Event, Thread
 from time import perf_counter
@@ -18,7 +18,7 @@ from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Se
 from greenlane.load.openloop import Generator
 from greenlane.load.processes import LoadProcessFailed, begun, run
 from greenlane.load.server_process import free_port
-from greenlane.load.wire import Broken, Caller, Connection
+from greenlane.load.wire import Broken, Caller, Connection, ask
 
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -208,6 +208,27 @@ def test_why_a_request_has_no_answer_is_the_cause(
     assert isinstance(broken.value.__cause__, cause)
 
 
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", OK.replace(b"5", b"999999")])
+def test_a_server_that_goes_on_answering_is_given_up(begin: bytes) -> None:
+    ended = Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(begin)
+            while not ended.wait(0.01):
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        dripping = pool.submit(drip, listener)
+        try:
+            with pytest.raises(TimeoutError, match=r"no answer within 0\.3 s"):
+                ask(listener.getsockname()[1], "GET", "/", timeout=0.3)
+        finally:
+            ended.set()
+            dripping.result(30)
+
+
 def test_an_answer_is_taken_apart(serve: Callable[[Answer], Server]) -> None:
     head = b"Server-Timing: queue;dur=0.25, execute;dur=1.5\r\nInference-Header-Content-Length: 2\r\n"
     with closing(Caller(serve(lambda number: OK.replace(b"Cont", head + b"Cont") if number == 1 else OK).port)) as caller:
@@ -268,6 +289,14 @@ def test_an_answer_of_another_size_is_wrong_and_a_closed_connection_is_replaced(
 def test_a_generator_whose_first_request_is_refused_raises(serve: Callable[[Answer], Server]) -> None:
     with pytest.raises(RuntimeError, match="answered with 400"):
         seen(open_loop(serve(lambda _: WORSE), [0.0]))
+
+
+def test_a_generator_whose_first_request_is_not_answered_raises(
+    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openloop, "FIRST", 0.05)
+    with pytest.raises(Broken, match=r"no answer within 0\.05 s"):
+        seen(open_loop(serve(lambda _: OK[:-1]), [0.0]))
 
 
 def test_a_flood_keeps_its_connections_and_counts_every_answer(server: Server) -> None:
