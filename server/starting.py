@@ -32,6 +32,10 @@ _SECOND = """\
 {share}
 models = ["{models}"]
 """
+_ON_GPU = """
+memory_bandwidth = "auto"     # as much of the GPU's as it has SMs, while the other tenant works
+pcie = "auto"
+"""
 
 
 def configuration(granules: int, models: str = "identity", share: str = "cores", size: int = 1) -> str:
@@ -39,9 +43,9 @@ def configuration(granules: int, models: str = "identity", share: str = "cores",
 
     `share` is the key of shares, in units of which each granule has `size`.
     """
-    second = granules // 2
-    begin = _BEGIN.format(share=f"{share} = {max(1, granules - second) * size}")
-    return begin + _SECOND.format(share=f"{share} = {second * size}", models=models) if second else begin
+    second, more = granules // 2, _ON_GPU.rstrip() if share == "sms" and granules > 1 else ""
+    begin = _BEGIN.format(share=f"{share} = {max(1, granules - second) * size}{more}")
+    return begin + _SECOND.format(share=f"{share} = {second * size}{more}", models=models) if second else begin
 
 
 def main(arguments: Sequence[str], program: str) -> int:

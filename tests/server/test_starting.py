@@ -72,7 +72,10 @@ def test_a_gpu_with_tensorrt_is_shared_out_in_sms_among_models_that_it_takes(tmp
         assert main(["init", str(tmp_path)]) == 0
         device = open_device("cuda")
     config = load(tmp_path / "greenlane.toml")
-    assert [tenant.sms for tenant in config.tenants.values()] == [64, 56]
+    assert [(each.sms, each.memory_bandwidth, each.pcie) for each in config.tenants.values()] == [
+        (64, "auto", "auto"),
+        (56, "auto", "auto"),
+    ]
     config.fit(device.unit, device.granules)
     for name in ("identity", "stripes"):
         model = tmp_path / "models" / name / "1" / "model.onnx"
