@@ -1,5 +1,6 @@
 """Requests that httptools accepts but this server refuses: those that two HTTP readers could take for different requests."""
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -28,6 +29,11 @@ LONG_HEADERS = Violation(
     b"431 Request Header Fields Too Large", f"more than {MAX_HEADER_BYTES} bytes of headers, which is the limit"
 )
 
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Za-z:._~%-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+)  # RFC 9110, 7.2. It may be empty; what is in brackets may have a zone, which some clients send.
+_A_HOST = "expected a name or an address, [in brackets] if it has colons, and then perhaps ':' and a port"
+
 
 def find_violation(version: str, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> Violation | None:
     """The first violation in a request line and headers (names in lower case), or None."""
@@ -37,6 +43,10 @@ def find_violation(version: str, target: bytes, fields: Iterable[tuple[bytes, by
     if len(hosts) != 1 and (hosts or version == "1.1"):
         came = f"given {len(hosts)} times" if hosts else "missing"
         return Violation(b"400 Bad Request", f"Host: {came}; expected once, as HTTP/{version} requires")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        came = hosts[0].decode("latin-1")
+        came = repr(came) if len(came) <= 40 else f"{came[:40]!r}..."
+        return Violation(b"400 Bad Request", f"Host: {came}; {_A_HOST}")
     if b"#" in target:
         fragment = target[target.index(b"#") :].decode("latin-1")[:40]
         return Violation(b"400 Bad Request", f"the path has a fragment, {fragment!r}; a '#' in a name is written %23")

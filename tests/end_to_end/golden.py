@@ -163,6 +163,7 @@ def no_coding(coding: str) -> Answer:
 DAMAGED = Answer(400, NO_HTTP, "connection: close")
 KEPT = Answer(200, RIGHT, "connection: keep-alive")
 FRAGMENT = "the path has a fragment, '#frag'; a '#' in a name is written %23"
+A_HOST = "expected a name or an address, [in brackets] if it has colons, and then perhaps ':' and a port"
 STRICT = {
     "no host": Row((line("1.1"),), (Answer(400, "Host: missing; expected once, as HTTP/1.1 requires"),), ends=True),
     "two hosts": Row(
@@ -170,6 +171,23 @@ STRICT = {
         (Answer(400, "Host: given 2 times; expected once, as HTTP/1.1 requires"),),
         ends=True,
     ),
+    "a host with a blank": Row(
+        (line("1.1", "Host: a b"),), (Answer(400, f"Host: 'a b'; {A_HOST}", "connection: close"),), ends=True
+    ),
+    "a wrong host between two requests": Row(
+        (infer() + line("1.1", "Host: a\\b") + infer(),), (OK, Answer(400, f"Host: 'a\\\\b'; {A_HOST}")), ends=True
+    ),
+    "a wrong host of HTTP/1.0 that keeps": Row(
+        (line("1.0", "Connection: keep-alive", "Host: a b"),), (Answer(400, f"Host: 'a b'; {A_HOST}"),), ends=True
+    ),
+    "a wrong host and a whole address": Row(
+        (line("1.1", "Host: a b", target=f"http://test{PATH}"),), (Answer(400, f"Host: 'a b'; {A_HOST}"),), ends=True
+    ),
+    "a long host": Row((line("1.1", f"Host: {'a' * 99} b"),), (Answer(400, f"Host: '{'a' * 40}'...; {A_HOST}"),), ends=True),
+    "hosts that are right": Row((line("1.1", "Host:"), line("1.1", "Host: a_b:"), line("1.1", "Host: [::1]:80")), (OK, OK, OK)),
+    "a whole address of another host": Row((line("1.1", "Host: a", target=f"http://b:80{PATH}"),), (OK,)),
+    "whole addresses without a host": Row((line("1.1", "Host: a", target=f"http://:80{PATH}"),), (DAMAGED,), ends=True),
+    "a port beyond 65535": Row((line("1.1", "Host: a", target=f"http://a:99999{PATH}"),), (DAMAGED,), ends=True),
     "no host, and a body that comes later": Row(
         split(line("1.1")), (Answer(400, "Host: missing; expected once, as HTTP/1.1 requires"),), ends=True
     ),
