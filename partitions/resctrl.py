@@ -2,7 +2,7 @@
 
 The cores of a holder are a group: a folder in /sys/fs/resctrl with them as its `cpus_list`. Whatever runs on them is in it, if
 it is in no other group by itself. Its `schemata` limits what the cores under each L3 cache draw, whether others work or rest
-(https://docs.kernel.org/filesystems/resctrl.html).
+(https://docs.kernel.org/filesystems/resctrl.html). Cores that are only counted are one in `mon_groups`, which has no limits.
 
 One process makes the groups, and keeps a lock on each one's folder while it lives. A folder of ours that is not locked was left
 by a process that was killed.
@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,15 +26,19 @@ from .plan import ranges
 log = logging.getLogger("greenlane.fence")
 
 _PREFIX = "greenlane-"
+_TOTAL = "mbm_total_bytes"
 _PATIENCE = 2.0
 """Seconds for which another program may have the lock on all groups."""
 
 
 class CoreShare(NamedTuple):
-    """Cores of one holder, and the most that they draw together: a part (float) of what there is, or bytes a second (int)."""
+    """Cores of one holder, and the most that they draw together: a part (float) of what there is, or bytes a second (int).
+
+    None for cores that are only counted.
+    """
 
     cores: tuple[int, ...]
-    most: float
+    most: float | None
 
 
 class Held(NamedTuple):
@@ -62,36 +66,50 @@ class CoreGroups:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._folder = root / "sys/fs/resctrl"
+        self._counting = self._folder / "mon_groups"
         self._groups: dict[str, tuple[Path, int]] = {}
         """By holder, with the descriptor that has it locked."""
+        self._moved: dict[str, int] = {}
+        """What each holder's cores have moved in all their groups."""
+        self._read: dict[Path, int] = {}
+        """What each counter has said last."""
 
     def look(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
         """How `hold` would hold these shares, by holder. Changes nothing."""
         return {name: held for name, (_, held) in self._plan(shares).items()}
 
     def hold(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
-        """Hold these shares, by holder, and no others; groups that a killed process left are removed."""
+        """Hold these shares, by holder, and no others, and count what their cores move and those of shares that are not held.
+
+        Groups that a killed process left are removed.
+        """
         plan = self._plan(shares)
-        for name in [name for name in self._groups if not plan.get(name, ({},))[0]]:
+        for name in [name for name in self._groups if name not in shares or self._holds(name) != bool(plan[name][0])]:
             self._remove(name)
+        found = {name: held for name, (_, held) in plan.items()}
         if not (self._folder / "info").is_dir():
-            return {name: held for name, (_, held) in plan.items()}
+            self.close()
+            return found
         try:
             with self._locked():
                 self._sweep()
-                return {name: self._write(name, shares[name], *each) if each[0] else each[1] for name, each in plan.items()}
+                found |= {name: self._write(name, shares[name], *each) for name, each in plan.items() if each[0]}
+                for name, share in shares.items():  # Last, as they may get cores from groups that are held.
+                    if name not in self._groups or not self._holds(name):
+                        self._meter(name, share)
+                return found
         except OSError as error:
             self.close()
-            return {name: _unfenced(self._explain(error)) for name in shares}
+            return {name: Held() if share.most is None else _unfenced(self._explain(error)) for name, share in shares.items()}
 
     def moved(self) -> dict[str, int]:
-        """The bytes of memory that each holder's cores have moved since they are held, where they are counted."""
-        found = {}
+        """The bytes of memory that each holder's cores have moved while they were in groups, where that is counted.
+
+        It never falls. A counter that says nothing for now ("Unavailable") is behind until it does.
+        """
         for name, (group, _) in self._groups.items():
-            files = list(group.glob("mon_data/mon_L3_*/mbm_total_bytes"))
-            with suppress(OSError, ValueError):  # "Unavailable", for now.
-                found.update({name: sum(int(file.read_text()) for file in files)} if files else {})
-        return found
+            self._count(name, group)
+        return dict(self._moved)
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -100,20 +118,21 @@ class CoreGroups:
 
     def _plan(self, shares: Mapping[str, CoreShare]) -> dict[str, tuple[dict[int, int], Held]]:
         """What to write for each share, by L3 cache, and how it is held then; nothing to write where it cannot be."""
-        found: dict[str, tuple[dict[int, int], Held]] = {}
+        found: dict[str, tuple[dict[int, int], Held]] = {name: ({}, Held()) for name in shares}
+        asked = {name: (cores, most) for name, (cores, most) in shares.items() if most is not None}
         try:
-            unit, others, room = self._unit(), self._others(), self._room()
+            unit, others, room = self._unit(), self._others(self._folder), self._room()
         except (Unsupported, OSError, ValueError) as error:
-            return {name: ({}, _unfenced(str(error))) for name in shares}
-        for name, share in shares.items():
+            return found | {name: ({}, _unfenced(str(error))) for name in asked}
+        for name, (cores, most) in asked.items():
             try:
-                if taken := {group for core in share.cores if (group := others.get(core))}:
+                if taken := {group for core in cores if (group := others.get(core))}:
                     raise Unsupported(f"some of its cores are in the resctrl group {', '.join(sorted(taken))} of others")
                 if room <= 0:
                     raise Unsupported(self._full)
-                limits, notes = self._limits(share, unit), tuple(self._notes(share, unit))
-                cores = f"core{'s' * (len(share.cores) != 1)} {ranges(share.cores)}"
-                found[name] = limits, Held(f"{cores}: {_line(limits)}, {unit.words}, by resctrl", notes)
+                limits, notes = self._limits(cores, most, unit), tuple(self._notes(cores, most, unit))
+                where = f"core{'s' * (len(cores) != 1)} {ranges(cores)}"
+                found[name] = limits, Held(f"{where}: {_line(limits)}, {unit.words}, by resctrl", notes)
                 room -= 1
             except (Unsupported, OSError, ValueError) as error:
                 found[name] = {}, _unfenced(str(error))
@@ -128,14 +147,13 @@ class CoreGroups:
         about = self._folder / "info/MB"
         if not about.is_dir():
             raise Unsupported(f"this processor does not limit memory bandwidth ({about} is not there)")
-        with suppress(OSError):  # Not in every kernel.
-            ours = (self._root / "proc/self/cpu_resctrl_groups").read_text().partition("\n")[0].removeprefix("res:")
-            if ours not in ("", "/"):
-                raise Unsupported(f"this server was put into the resctrl group {ours}; start it outside of that")
+        if ours := self._ours("res"):
+            raise Unsupported(f"this server was put into the resctrl group {ours}; start it outside of that")
         if not os.access(self._folder, os.W_OK, effective_ids=True):
+            folders = f"{self._folder} {self._counting}" if self._counting.is_dir() else f"{self._folder}"
             raise Unsupported(
                 f"this user may not make groups in {self._folder}, or it is read-only here; have root call: "
-                f"chown {os.geteuid()} {self._folder} && chmod u+w {self._folder}"
+                f"chown {os.geteuid()} {folders} && chmod u+w {folders}"
             )
         mounts = [line.split() for line in (self._root / "proc/self/mounts").read_text().splitlines()]
         if any("mba_MBps" in mount[3].split(",") for mount in mounts):
@@ -145,43 +163,49 @@ class CoreGroups:
             return _Unit("eighths of a GB/s for each L3 cache", 125_000_000, max(1, least), step)
         return _Unit("% of each L3 cache's memory bandwidth", 0, least, step)
 
-    def _limits(self, share: CoreShare, unit: _Unit) -> dict[int, int]:
-        """A number for each L3 cache under which there are cores of a share. Raises Unsupported."""
-        if isinstance(share.most, int) and not unit.size:
+    def _limits(self, cores: Sequence[int], most: float, unit: _Unit) -> dict[int, int]:
+        """A number for each L3 cache under which there are cores of a holder. Raises Unsupported."""
+        if isinstance(most, int) and not unit.size:
             instead = "give a part, such as 0.4, or mount resctrl with -o mba_MBps"
-            raise Unsupported(
-                f"it is a rate, {share.most / 1e9:.4g} GB/s, and resctrl takes parts here ({unit.words}); {instead}"
-            )
-        if not isinstance(share.most, int) and unit.size:
-            asked, instead = f"{share.most:.3g}", 'give a rate, such as "20GB/s"'
+            raise Unsupported(f"it is a rate, {most / 1e9:.4g} GB/s, and resctrl takes parts here ({unit.words}); {instead}")
+        if not isinstance(most, int) and unit.size:
+            asked, instead = f"{most:.3g}", 'give a rate, such as "20GB/s"'
             raise Unsupported(f"it is a part, {asked}, and resctrl takes rates here ({unit.words}); {instead}")
         limits = {}
-        for cache, count in Counter(map(self._cache_of, share.cores)).items():
-            exact = share.most * count / len(share.cores) / unit.size if unit.size else share.most * 100
+        for cache, count in Counter(map(self._cache_of, cores)).items():
+            exact = most * count / len(cores) / unit.size if unit.size else most * 100
             steps = int(exact + 1e-9 - unit.least) // unit.step  # Or the kernel would round up.
             limits[cache] = unit.least + max(0, steps) * unit.step
         return limits
 
-    def _notes(self, share: CoreShare, unit: _Unit) -> Iterator[str]:
-        if not unit.size and share.most * 100 < unit.least:
-            yield f"its memory_bandwidth is {share.most:.3g}, and this processor holds cores to {unit.least} % at least"
+    def _notes(self, cores: Sequence[int], most: float, unit: _Unit) -> Iterator[str]:
+        if not unit.size and most * 100 < unit.least:
+            yield f"its memory_bandwidth is {most:.3g}, and this processor holds cores to {unit.least} % at least"
         mode = self._folder / "info/MB/thread_throttle_mode"
         if mode.is_file() and mode.read_text().strip() == "max":
-            files = (self._cpu(core) / "topology/thread_siblings_list" for core in share.cores)
-            if others := {core for file in files for core in _numbers(file.read_text())} - {*share.cores}:
+            files = (self._cpu(core) / "topology/thread_siblings_list" for core in cores)
+            if others := {core for file in files for core in _numbers(file.read_text())} - {*cores}:
                 yield f"cores {ranges(sorted(others))} are held with them, as they are threads of the same physical cores"
 
     def _room(self) -> int:
         """How many groups there may be besides those of others, and the default one."""
         return self._most - 1 - sum(not group.name.startswith(_PREFIX) for group in self._all())
 
-    def _others(self) -> dict[int, str]:
+    def _ours(self, kind: str) -> str:
+        """The group that this server was put into, "res" or "mon": the kernel goes by that, whatever core it is on."""
+        with suppress(OSError):  # Not in every kernel.
+            for line in (self._root / "proc/self/cpu_resctrl_groups").read_text().splitlines():
+                if line.startswith(f"{kind}:"):
+                    return line.removeprefix(f"{kind}:").strip("/")
+        return ""
+
+    def _others(self, where: Path) -> dict[int, str]:
         """The cores that others have put into groups of theirs."""
         found = dict[int, str]()
-        for group in self._all():
+        for file in where.glob("*/cpus_list"):
             with suppress(FileNotFoundError):  # It was removed meanwhile.
-                if not group.name.startswith(_PREFIX):
-                    found |= dict.fromkeys(_numbers((group / "cpus_list").read_text()), group.name)
+                if not file.parent.name.startswith(_PREFIX):
+                    found |= dict.fromkeys(_numbers(file.read_text()), file.parent.name)
         return found
 
     def _all(self) -> list[Path]:
@@ -199,32 +223,60 @@ class CoreGroups:
 
     def _write(self, name: str, share: CoreShare, limits: dict[int, int], held: Held) -> Held:
         try:
-            group = self._open(name)
+            group = self._open(name, self._folder)
             (group / "schemata").write_text(_line(limits) + "\n")
-            (group / "cpus_list").write_text(",".join(map(str, share.cores)) + "\n")
+            (group / "cpus_list").write_text(_list(share.cores))
             return held
         except OSError as error:
             why = self._explain(error)
             self._remove(name)
             return _unfenced(why)
 
-    def _open(self, name: str) -> Path:
+    def _meter(self, name: str, share: CoreShare) -> None:
+        """Count what cores move that are not held, if the kernel can, may, and others do not."""
+        events = self._folder / "info/L3_MON/mon_features"
+        try:
+            others = self._others(self._folder) | self._others(self._counting)
+            if _TOTAL in events.read_text().split() and not others.keys() & {*share.cores}:
+                (self._open(name, self._counting) / "cpus_list").write_text(_list(share.cores))
+                return
+        except OSError as error:
+            log.debug("what the cores of %s move is not counted: %s", name, error)
+        if name in self._groups:
+            self._remove(name)
+
+    def _holds(self, name: str) -> bool:
+        """Whether a holder's group limits its cores."""
+        return self._groups[name][0].parent == self._folder
+
+    def _open(self, name: str, where: Path) -> Path:
         """A holder's group, a new one if there is none or it was removed. Raises OSError."""
         if name in self._groups and not self._groups[name][0].is_dir():
             self._remove(name)
         if name not in self._groups:
-            group = self._folder / f"{_PREFIX}{name}-{secrets.token_hex(3)}"
+            group = where / f"{_PREFIX}{name}-{secrets.token_hex(3)}"
             group.mkdir()
             self._groups[name] = group, _lock(group)
         return self._groups[name][0]
 
     def _remove(self, name: str) -> None:
         if group := self._groups.pop(name, None):
+            self._count(name, group[0])
+            self._read = {file: count for file, count in self._read.items() if group[0] not in file.parents}
             _remove(*group)
+
+    def _count(self, name: str, group: Path) -> None:
+        if self._ours("mon"):  # What this server moves is counted there.
+            return
+        for file in group.glob(f"mon_data/mon_L3_*/{_TOTAL}"):
+            with suppress(OSError, ValueError):  # "Unavailable", "Error" or "Unassigned", for now.
+                before, now = self._read.get(file, 0), int(file.read_text())
+                self._read[file] = now
+                self._moved[name] = self._moved.get(name, 0) + (now - before if now >= before else now)  # Or it began at 0.
 
     def _sweep(self) -> None:
         """Remove what a process has left that was killed."""
-        for group in [group for group in self._all() if group.name.startswith(_PREFIX)]:
+        for group in [*self._folder.glob(f"{_PREFIX}*"), *self._counting.glob(f"{_PREFIX}*")]:
             with suppress(BlockingIOError, FileNotFoundError):  # It lives, or is this process; or it was removed meanwhile.
                 _remove(group, _lock(group))
 
@@ -269,6 +321,10 @@ def _unfenced(why: str) -> Held:
 
 def _line(limits: Mapping[int, int]) -> str:
     return "MB:" + ";".join(f"{cache}={limit}" for cache, limit in sorted(limits.items()))
+
+
+def _list(cores: Iterable[int]) -> str:
+    return ",".join(map(str, cores)) + "\n"
 
 
 def _numbers(text: str) -> Iterable[int]:

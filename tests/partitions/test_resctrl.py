@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from partitions.resctrl import CoreGroups, CoreShare
-from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, schemata
+from partitions.resctrl import CoreGroups, CoreShare, Held
+from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, meters, schemata
 
 ACME, GLOBEX = CoreShare((0, 1), 0.4), CoreShare((2, 3), 0.25)
 
@@ -163,7 +163,8 @@ def test_without_the_right_to_make_groups_it_is_said_how_to_get_it() -> None:
         base.chmod(0o555)
         os.seteuid(user)
         try:
-            assert f"have root call: chown {user} {base} && chmod u+w {base}" in unfenced(CoreGroups(KernelPath(folder)))
+            both = f"{base} {base / 'mon_groups'}"
+            assert f"have root call: chown {user} {both} && chmod u+w {both}" in unfenced(CoreGroups(KernelPath(folder)))
         finally:
             os.seteuid(before)
             base.chmod(0o755)
@@ -186,7 +187,7 @@ class Leaving(KernelPath):
 
     def glob(self, pattern: str) -> Iterator[Any]:
         found = list(super().glob(pattern))
-        if pattern == "*/schemata" and Leaving.leaves:
+        if pattern in ("*/schemata", "*/cpus_list", "greenlane-*") and Leaving.leaves:
             name, *Leaving.leaves = Leaving.leaves
             if name:
                 KernelPath(self / name).rmdir()
@@ -242,18 +243,113 @@ def test_threads_of_the_same_physical_cores_are_named_where_the_lower_share_hold
     assert found["globex"].notes == ("cores 3-4 are held with them, as they are threads of the same physical cores",)
 
 
-def test_bytes_are_counted_where_the_kernel_counts_them(root: KernelPath) -> None:
+def write_counts(base: KernelPath, holder: str, *counts: object) -> None:
+    """What the counters of a holder's group say, one for each L3 cache."""
+    (group,) = [each for each in (*groups(base), *meters(base)) if each.name.split("-")[1] == holder]
+    for number, count in enumerate(counts):
+        (group / f"mon_data/mon_L3_{number:02}/mbm_total_bytes").write_text(f"{count}\n")
+
+
+def test_bytes_are_counted_of_cores_that_are_held_and_of_others(root: KernelPath) -> None:
     base = lay_out(root, 8, domains=2)
     machine = CoreGroups(root)
-    machine.hold({"acme": ACME, "globex": GLOBEX})
-    files = {each.name.split("-")[1]: each / "mon_data" for each in groups(base)}
-    for number, count in enumerate((70_000_000_000, 5)):
-        (files["acme"] / f"mon_L3_{number:02}/mbm_total_bytes").write_text(f"{count}\n")
-    (files["globex"] / "mon_L3_01/mbm_total_bytes").write_text("Unavailable\n")
-    assert machine.moved() == {"acme": 70_000_000_005}
-    for folder in files.values():
-        for file in folder.glob("*/*"):
-            file.unlink()
+    assert machine.hold({"acme": ACME, "globex": CoreShare((5, 6), None)})["globex"] == Held()
+    (meter,) = meters(base)
+    assert (cpus(meter), meter.name.split("-")[1]) == ({5, 6}, "globex")
+    assert held(base).keys() == {"acme"}, "what is only counted takes none of the few groups that limit something"
+    write_counts(base, "acme", 70_000_000_000, 5)
+    write_counts(base, "globex", 0, 8)
+    assert machine.moved() == {"acme": 70_000_000_005, "globex": 8}
+    machine.close()
+    assert (groups(base), meters(base)) == ([], [])
+    assert machine.moved() == {"acme": 70_000_000_005, "globex": 8}
+
+
+@pytest.mark.parametrize("silent", ["Unavailable", "Error", "Unassigned"])
+def test_a_counter_that_says_nothing_for_now_is_behind_until_it_does(root: KernelPath, silent: str) -> None:
+    base = lay_out(root, 8, domains=2)
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME})
+    write_counts(base, "acme", silent, silent)
+    assert machine.moved() == {}
+    write_counts(base, "acme", 100, 3)
+    assert machine.moved() == {"acme": 103}
+    write_counts(base, "acme", silent, 5)
+    assert machine.moved() == {"acme": 105}
+    write_counts(base, "acme", 130, 5)
+    assert machine.moved() == {"acme": 135}
+
+
+def test_bytes_never_fall_when_a_counter_or_a_group_begins_at_0(root: KernelPath, base: KernelPath) -> None:
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME})
+    write_counts(base, "acme", 100)
+    assert machine.moved() == {"acme": 100}
+    write_counts(base, "acme", 30)  # AMD's may be taken away and given back.
+    assert machine.moved() == {"acme": 130}
+    write_counts(base, "acme", 50)
+    machine.hold({"acme": CoreShare((0, 1), None)})
+    assert not groups(base)
+    assert machine.moved() == {"acme": 150}, "also what it moved last in the group that it has no more"
+    write_counts(base, "acme", 7)
+    machine.hold({"acme": ACME})
+    assert not meters(base)
+    assert machine.moved() == {"acme": 157}
+
+
+def test_cores_that_move_are_counted_where_they_are(root: KernelPath, base: KernelPath) -> None:
+    machine = CoreGroups(root)
+    machine.hold({"acme": ACME, "globex": CoreShare((2, 3), None), "initech": CoreShare((4, 5), None)})
+    machine.hold({"acme": CoreShare((0,), 0.4), "globex": CoreShare((1, 2, 3, 4), None), "initech": CoreShare((5,), None)})
+    assert {each.name.split("-")[1]: cpus(each) for each in meters(base)} == {"globex": {1, 2, 3, 4}, "initech": {5}}
+    machine.hold({"acme": CoreShare((0, 5), 0.4), "globex": CoreShare((1, 2), None)})
+    assert {each.name.split("-")[1]: cpus(each) for each in meters(base)} == {"globex": {1, 2}}
+    assert held(base) == {"acme": ({0, 5}, {0: 40})}
+
+
+def test_cores_that_cannot_be_held_are_counted(root: KernelPath, base: KernelPath) -> None:
+    (base / "info/MB").rename(base / "info/none")
+    machine = CoreGroups(root)
+    assert "this processor does not limit memory bandwidth" in unfenced(machine)
+    (meter,) = meters(base)
+    assert cpus(meter) == {0, 1}
+
+
+def count_nothing(base: KernelPath) -> None:
+    (base / "info/L3_MON").rename(base / "info/none")
+
+
+def be_monitored(base: KernelPath) -> None:
+    (base / "mon_groups/others").mkdir()
+    (base / "mon_groups/others/cpus_list").write_text("1\n")
+
+
+def have_few_rmids(base: KernelPath) -> None:
+    (base / "info/L3_MON/num_rmids").write_text("1\n")
+
+
+def be_in_a_group_of_others(base: KernelPath) -> None:
+    (base / "batch").mkdir()
+    (base / "batch/cpus_list").write_text("1\n")
+
+
+@pytest.mark.parametrize("why", [count_nothing, be_monitored, have_few_rmids, be_in_a_group_of_others])
+def test_what_cannot_be_counted_is_not_and_takes_nothing(
+    root: KernelPath, base: KernelPath, why: Callable[[KernelPath], None]
+) -> None:
+    why(base)
+    before = {each: cpus(each) for each in (*groups(base), *meters(base))}
+    machine = CoreGroups(root)
+    assert machine.hold({"acme": CoreShare((0, 1), None)}) == {"acme": Held()}
+    assert machine.moved() == {}
+    assert {each: cpus(each) for each in (*groups(base), *meters(base))} == before
+
+
+def test_a_server_that_another_program_monitors_is_held_but_not_counted(root: KernelPath, base: KernelPath) -> None:
+    (root / "proc/self/cpu_resctrl_groups").write_text("res:/\nmon:others\n")
+    machine = CoreGroups(root)
+    assert machine.hold({"acme": ACME})["acme"].how
+    write_counts(base, "acme", 5)  # Something else on these cores.
     assert machine.moved() == {}
 
 
@@ -262,7 +358,7 @@ import sys
 from partitions.resctrl import CoreGroups, CoreShare
 from tests.simulation.resctrl import KernelPath
 groups = CoreGroups(KernelPath(sys.argv[1]))
-groups.hold({"acme": CoreShare((0, 1), 0.4)})
+groups.hold({"acme": CoreShare((0, 1), 0.4), "globex": CoreShare((2,), None)})
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -278,12 +374,14 @@ def test_the_next_start_removes_what_a_killed_server_left_and_nothing_of_one_tha
         machine = CoreGroups(root)
         machine.hold({})
         assert held(base) == {"acme": ({0, 1}, {0: 40})}, "its process lives"
+        assert [cpus(each) for each in meters(base)] == [{2}]
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert held(base), "nothing removes it before the next start"
         (base / "batch").mkdir()
         machine.hold({})
         assert [each.name for each in groups(base)] == ["batch"]
+        assert not meters(base)
         assert cpus(base) == set(range(8))
 
 

@@ -26,20 +26,32 @@ class KernelPath(PosixPath):
     def _is_group(self) -> bool:
         return self.parent == self._base and self.name not in ("info", "mon_data", "mon_groups")
 
+    @property
+    def _is_meter(self) -> bool:
+        """Whether it is a group of the default one that only counts."""
+        return self._base is not None and self.parent == self._base / "mon_groups"
+
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         base = self._base
-        if base is None or not self._is_group or not (base / "info").is_dir():
+        if base is None or not (self._is_group or self._is_meter) or not (base / "info").is_dir():
             super().mkdir(mode, parents, exist_ok)
             return
         if "\n" in self.name:
             _fail(base, errno.EINVAL, "name contains a newline")
-        most = min(int(file.read_text()) for file in (base / "info").glob("*/num_closids"))
-        if 1 + len(groups(base)) >= most:
-            _fail(base, errno.ENOSPC, "Out of CLOSIDs")
+        if self._is_group:
+            most = min(int(file.read_text()) for file in (base / "info").glob("*/num_closids"))
+            if 1 + len(groups(base)) >= most:
+                _fail(base, errno.ENOSPC, "Out of CLOSIDs")
+        counted = PosixPath(base / "info/L3_MON").is_dir()
+        if counted and 1 + len(groups(base)) + len(meters(base)) >= int((base / "info/L3_MON/num_rmids").read_text()):
+            # What was used last is free when little of what it counted is in the cache any more.
+            _fail(base, errno.EBUSY if (base / "limbo").exists() else errno.ENOSPC, "Out of RMIDs")
         super().mkdir(mode)
-        for name in ("schemata", "cpus_list", "tasks", "mode"):
+        for name in ("cpus_list", "tasks"):
             PosixPath(self / name).write_text("")
-        PosixPath(self / "schemata").write_text(PosixPath(base / "info/defaults").read_text())
+        if self._is_group:
+            PosixPath(self / "mode").write_text("shareable\n")
+            PosixPath(self / "schemata").write_text(PosixPath(base / "info/defaults").read_text())
         for domain in base.glob("mon_data/mon_L3_*"):
             there = PosixPath(self / "mon_data" / domain.name)
             there.mkdir(parents=True)
@@ -48,7 +60,7 @@ class KernelPath(PosixPath):
 
     def rmdir(self) -> None:
         base = self._base
-        if base is None or not self._is_group:
+        if base is None or not (self._is_group or self._is_meter):
             super().rmdir()
             return
         if not self.is_dir():
@@ -99,12 +111,21 @@ class KernelPath(PosixPath):
         if not asked <= online:
             _fail(base, errno.EINVAL, "Can only assign online CPUs")
         before = cpus(self.parent)
+        if self.parent.parent.name == "mon_groups":
+            if not asked <= cpus(base):
+                _fail(base, errno.EINVAL, "Can only add CPUs to mongroup that belong to parent")
+            for group in meters(base):
+                _set_cpus(group, cpus(group) - asked)
+            _set_cpus(self.parent, asked)
+            return
         if self.parent == base and before - asked:
             _fail(base, errno.EINVAL, "Can't drop CPUs from default group")
         _set_cpus(base, (cpus(base) | (before - asked)) - asked)
         for group in groups(base):
             _set_cpus(group, cpus(group) - asked)
         _set_cpus(self.parent, asked)
+        for group in meters(base):
+            _set_cpus(group, cpus(group) & cpus(base))
 
 
 def lay_out(root: "KernelPath", cores: int, closids: int = 8, domains: int = 1, default: int = MOST) -> KernelPath:
@@ -117,7 +138,7 @@ def lay_out(root: "KernelPath", cores: int, closids: int = 8, domains: int = 1, 
     _write(PosixPath(root) / "proc", {"cpuinfo": "vendor_id\t: GenuineIntel"})
     _write(
         PosixPath(root) / "proc/self",
-        {"mounts": f"resctrl {base} resctrl rw,relatime 0 0", "cpu_resctrl_groups": "res:/\nmon:/"},
+        {"mounts": f"resctrl {base} resctrl rw,relatime 0 0", "cpu_resctrl_groups": "res:/\nmon:"},
     )
     _write(
         base / "info", {"last_cmd_status": "ok", "defaults": "MB:" + ";".join(f"{each}={default}" for each in range(domains))}
@@ -125,16 +146,22 @@ def lay_out(root: "KernelPath", cores: int, closids: int = 8, domains: int = 1, 
     about = {"num_closids": closids, "min_bandwidth": 10, "bandwidth_gran": 10, "thread_throttle_mode": "per-thread"}
     _write(base / "info/MB", {name: str(each) for name, each in about.items()})
     _write(base / "info/L3", {"num_closids": str(closids + 8)})
-    _write(base / "info/L3_MON", {"mon_features": "mbm_total_bytes", "num_rmids": "256"})
+    _write(base / "info/L3_MON", {"mon_features": "llc_occupancy\nmbm_total_bytes", "num_rmids": "256"})
     for each in range(domains):
         _write(base / f"mon_data/mon_L3_{each:02}", {"mbm_total_bytes": "0"})
+    (base / "mon_groups").mkdir()
     _write(base, {"cpus_list": f"0-{cores - 1}", "schemata": (base / "info/defaults").read_text(), "tasks": "1"})
     return KernelPath(base)
 
 
 def groups(base: PosixPath) -> list[PosixPath]:
-    """All groups but the default one."""
+    """All groups that limit something but the default one."""
     return [each.parent for each in base.glob("*/cpus_list")]
+
+
+def meters(base: PosixPath) -> list[PosixPath]:
+    """The groups of the default one that only count."""
+    return [each.parent for each in base.glob("mon_groups/*/cpus_list")]
 
 
 def cpus(group: PosixPath) -> set[int]:
