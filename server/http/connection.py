@@ -27,7 +27,7 @@ from .body import MAX_DISCARDED, ChunkedBody, Linger, LongLines, close_when_sent
 from .connection_limits import Activity, Connections, connections
 from .exchange import Reply
 from .head import Head, could_be_direct
-from .infer import Calls, Infer
+from .infer import DAMAGED, Calls, Infer
 from .inference import CLOSE, HttpInference, Outcome, refusal
 from .paths import is_text
 from .reply_writer import ReplyWriter
@@ -576,7 +576,9 @@ class HttpConnection(asyncio.Protocol):
         """Refuse a request whose body is not HTTP, and close."""
         task, head = self._task, self._head
         if task is not None:
-            task.cancel()
+            task.cancel(DAMAGED)
+        if head is not None and head.is_call:
+            self._infer.count_invalid(head)
         if head is not None and not self._in_parts:
             self._closing = True
             self._finish(head, Reply(int(violation.status[:3]), [_JSON], orjson.dumps({"error": violation.text})))

@@ -7,6 +7,7 @@ Under any ASGI server `Infer` is an ASGI application of its own, without the fra
 import asyncio
 from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ from .exchange import MAX_BODY, Call, Headers, Message, Receive, Reply, Send
 from .head import Head
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import is_generate, parse_infer
+
+DAMAGED = "the body is not HTTP"
+"""With this a request's task is cancelled if `Infer.count_invalid` has counted it."""
 
 
 @dataclass(slots=True)
@@ -142,6 +146,11 @@ class Infer:
         except RequestError:
             return service.unread
 
+    def count_invalid(self, head: Head) -> None:
+        """Count an inference whose body was refused because it is not HTTP, if it shows a tenant."""
+        with suppress(RequestError):
+            self.resolve(head.method, head.path, head.headers, head.tenant, head.query).tenant.lane.admission.count_invalid()
+
     async def answer(self, call: Call) -> Reply | None:
         """The reply to one request, errors included; None if its client has disconnected."""
         target = None
@@ -162,7 +171,8 @@ class Infer:
         try:
             body = await _read_body(call, target)
         except (Exception, CancelledError) as error:
-            inference.count(error)
+            if error.args != (DAMAGED,):
+                inference.count(error)
             raise
         future: asyncio.Future[Success] = asyncio.get_running_loop().create_future()
         inference.begin(body, call.headers, partial(_resolve, future))
