@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .traffic import NO_GUESSES, Traffic, divide
-from .usage import NOTHING, NS, DeviceTotals, ModelTotals, Moved, Report, Row, TenantTotals, Totals
+from .usage import NOTHING, NS, DeviceTotals, ModelTotals, Moved, Report, Row, TenantTotals, Totals, total_of
 
 Counts = tuple[int, int, Mapping[str, int]]
 """Works, what they used, and what they borrowed, by lender."""
@@ -51,10 +51,24 @@ class Account:
         if there := self._devices.get(device):
             there.move(meter, now, guesses)
 
+    def count(self, device: str, meters: Mapping[str, int], now: int, guesses: Mapping[Row, Moved] = NO_GUESSES) -> None:
+        """The cores of each of these tenants have moved so many bytes of memory since they are counted.
+
+        What they moved since the last call is theirs, without what works of borrowers did. It is divided as by `move`, among
+        the works on these cores that were reported since.
+        """
+        if there := self._devices.get(device):
+            there.count(meters, now, guesses)
+
     def traffic(self, device: str) -> Traffic | None:
-        """What is known of what a device moves; None for one that has not said."""
+        """What is known of what a device moves; None for one that has not said, or is counted tenant by tenant."""
         there = self._devices.get(device)
         return there.traffic if there else None
+
+    def rates(self, device: str) -> dict[Row, tuple[Moved, Moved]]:
+        """Bytes a second that each model moved when that was read last, and how much of that is only estimated."""
+        there = self._devices.get(device)
+        return there.rates() if there else {}
 
     def totals(self, now: int, wall: int) -> Totals:
         """Everything so far; `wall` is the same time in nanoseconds since 1970."""
@@ -105,6 +119,11 @@ class _Device:
         self._moved: Moved | None = None
         self._background = self._estimated = NOTHING
         self._read_at = self._moved_in = 0
+        self._cores: dict[str, Traffic] = {}
+        """Of each tenant whose cores are counted, from the first time on."""
+        self._by_cores: dict[str, Moved] = {}
+        self._unsure: dict[str, Moved] = {}
+        """How much of that is so only by an estimate, as borrowers moved some of what a tenant's cores did."""
 
     def hold(self, shares: Mapping[str, int], now: int) -> None:
         self._granted = self._granted_at(now)
@@ -121,6 +140,9 @@ class _Device:
             self._unmeasured[row] = self._unmeasured.get(row, 0) + used + amount
             if self.traffic:
                 self.traffic.ran(row, works, used + amount)
+            for place, part in ((row[0], used), *borrowed.items()):
+                if place in self._cores and (part or place == row[0]):
+                    self._cores[place].ran(row, works, part)
             for lender, lent in borrowed.items():
                 self._lent[lender] = self._lent.get(lender, 0) + lent
 
@@ -150,8 +172,34 @@ class _Device:
                 self._background = self._background.plus(moved)
                 self._estimated = self._estimated.plus(estimated)
             else:
-                before = self._models[row]
-                self._models[row] = replace(before, moved=before.moved.plus(moved), estimated=before.estimated.plus(estimated))
+                self._move(row, moved, estimated)
+
+    def count(self, meters: Mapping[str, int], now: int, guesses: Mapping[Row, Moved]) -> None:
+        since, read = now - self._read_at, False
+        self._read_at, self._moved = now, self._moved or NOTHING
+        for tenant, meter in meters.items():
+            self._by_cores.setdefault(tenant, NOTHING)
+            for row, (moved, estimated) in self._cores.setdefault(tenant, Traffic()).read(Moved(meter), now, guesses).items():
+                read, whose = True, row[0] if row else tenant
+                self._moved = self._moved.plus(moved)
+                self._by_cores[whose] = self._by_cores.get(whose, NOTHING).plus(moved)
+                if row:
+                    self._move(row, moved, estimated)
+                for each in {tenant, whose} if whose != tenant else ():
+                    self._unsure[each] = self._unsure.get(each, NOTHING).plus(estimated)
+        self._moved_in += since if read else 0
+
+    def _move(self, row: Row, moved: Moved, estimated: Moved) -> None:
+        before = self._models[row]
+        self._models[row] = replace(before, moved=before.moved.plus(moved), estimated=before.estimated.plus(estimated))
+
+    def rates(self) -> dict[Row, tuple[Moved, Moved]]:
+        found: dict[Row, tuple[Moved, Moved]] = {}
+        for traffic in (*([self.traffic] if self.traffic else ()), *self._cores.values()):
+            for row, (moved, estimated) in traffic.rates.items():
+                before = found.get(row, (NOTHING, NOTHING))
+                found[row] = before[0].plus(moved), before[1].plus(estimated)
+        return found
 
     def totals(self, now: int) -> DeviceTotals:
         granted, energy = self._granted_at(now), None if self._meter is None else self._energy
@@ -159,11 +207,18 @@ class _Device:
         for (tenant, model), each in self._models.items():
             models.setdefault(tenant, {})[model] = each
         tenants = {
-            name: TenantTotals(granted.get(name, 0), self._lent.get(name, 0), self._shares.get(name, 0), theirs)
+            name: TenantTotals(
+                granted.get(name, 0), self._lent.get(name, 0), self._shares.get(name, 0), theirs, *self._moved_by(name, theirs)
+            )
             for name, theirs in models.items()
         }
         elapsed, moved = now - self._began, (self._moved, self._background, self._estimated, self._moved_in)
         return DeviceTotals(self._unit, self._units, elapsed, tenants, energy, self._idle_energy, *moved)
+
+    def _moved_by(self, tenant: str, models: Mapping[str, ModelTotals]) -> tuple[Moved | None, Moved]:
+        if self.traffic:
+            return total_of(each.moved for each in models.values()), total_of(each.estimated for each in models.values())
+        return self._by_cores.get(tenant) if tenant in self._cores else None, self._unsure.get(tenant, NOTHING)
 
     def _granted_at(self, now: int) -> dict[str, int]:
         elapsed = now - self._held_at

@@ -100,12 +100,18 @@ _NO_MODEL = ModelTotals()
 
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
-    """A tenant on a device: `granted` is its share over time, `lent` what others ran on it, `share` the units it has now."""
+    """A tenant on a device: `granted` is its share over time, `lent` what others ran on it, `share` the units it has now.
+
+    `moved` is what its works moved, None where that is not counted. Where cores are counted tenant by tenant it is also what
+    its cores moved besides, and what is `estimated` of that is how much of it works of a borrower moved, or its own elsewhere.
+    """
 
     granted: int = 0
     lent: int = 0
     share: int = 0
     models: Mapping[str, ModelTotals] = field(default_factory=dict)
+    moved: Moved | None = None
+    estimated: Moved = NOTHING
 
     @property
     def used(self) -> int:
@@ -128,19 +134,16 @@ class TenantTotals:
         return sum(each.energy for each in self.models.values())
 
     @property
-    def moved(self) -> Moved:
-        """What its works moved."""
-        return _sum(each.moved for each in self.models.values())
-
-    @property
-    def estimated(self) -> Moved:
-        """How much of that was shared by a prior."""
-        return _sum(each.estimated for each in self.models.values())
+    def rest(self) -> Moved:
+        """What none of its works moved of that."""
+        return NOTHING if self.moved is None else self.moved.less(total_of(each.moved for each in self.models.values()))
 
     def less(self, earlier: "TenantTotals") -> "TenantTotals":
         """What was added since; the share is that of now."""
         models = {name: each.less(earlier.models.get(name, _NO_MODEL)) for name, each in self.models.items()}
-        return TenantTotals(self.granted - earlier.granted, self.lent - earlier.lent, self.share, models)
+        moved = None if self.moved is None else self.moved.less(earlier.moved or NOTHING)
+        granted, lent = self.granted - earlier.granted, self.lent - earlier.lent
+        return TenantTotals(granted, lent, self.share, models, moved, self.estimated.less(earlier.estimated))
 
 
 _NO_TENANT = TenantTotals()
@@ -151,7 +154,7 @@ class DeviceTotals:
     """A device of so many units over `elapsed` nanoseconds. Energies are microjoules, None without a meter.
 
     `idle_energy` is what the device would have taken without any work. `moved` is what it moved in `moved_in` nanoseconds, None
-    without a meter, and `background` the part of that which no tenant's works moved; `estimated` is as in `ModelTotals`.
+    without a meter, and `background` the part of that which is no tenant's; `estimated` is as in `ModelTotals`.
     """
 
     unit: str
@@ -188,7 +191,8 @@ class DeviceTotals:
         return DeviceTotals(self.unit, self.units, elapsed, tenants, energy, idle_energy, *figures)
 
 
-def _sum(parts: Iterable[Moved]) -> Moved:
+def total_of(parts: Iterable[Moved]) -> Moved:
+    """All of them together."""
     found = NOTHING
     for each in parts:
         found = found.plus(each)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from msgspec.structs import asdict
 
-from ..accounts.usage import NS, DeviceTotals
+from ..accounts.usage import NOTHING, NS, DeviceTotals
 from ..api.body import read_object
 from ..api.dependencies import ServiceDep
 from ..api.framework import json_response
@@ -150,14 +150,15 @@ def _bandwidth(
     if not (device and device.info.bandwidth and there and there.moved_in and name in there.tenants):
         return []
     theirs, moved_in = there.tenants[name], there.moved_in / NS
+    moved = theirs.moved or NOTHING
     beside = [each for each in device.held if each != name and each in needs and needs[each].requests]
     return advising.advise_hog(
         name,
-        theirs.moved.memory / moved_in,
+        moved.memory / moved_in,
         device.held[name].size / sum(device.info.granules),
         device.info.bandwidth.memory,
         beside,
-        theirs.moved.has_much(theirs.estimated),
+        moved.has_much(theirs.estimated),
     )
 
 

@@ -89,17 +89,17 @@ def _tenant(
         tenant.share,
         **{key: getattr(tenant, key) / NS for key in ("granted", "used", "idle", "lent", "borrowed")},
         energy_joules=_joules(tenant.energy if measured else None),
-        moved=None if device.moved is None else shown_moved(tenant.moved, tenant.estimated),
+        moved=None if tenant.moved is None else shown_moved(tenant.moved, tenant.estimated),
         device_memory_bytes=memory.used if memory else 0,
         age_seconds=round(age, 3),
-        models=[_model(key, each, device) for key, each in tenant.models.items()],
+        models=[_model(key, each, measured, tenant.moved is not None) for key, each in tenant.models.items()],
     )
 
 
-def _model(key: str, model: ModelTotals, device: DeviceTotals) -> schemas.UsedModel:
+def _model(key: str, model: ModelTotals, measured: bool, counted: bool) -> schemas.UsedModel:
     name, _, version = key.rpartition("/")
-    energy = _joules(model.energy if device.energy is not None else None)
-    moved = None if device.moved is None else shown_moved(model.moved, model.estimated)
+    energy = _joules(model.energy if measured else None)
+    moved = shown_moved(model.moved, model.estimated) if counted else None
     return schemas.UsedModel(name, version, model.works, model.used / NS, model.borrowed / NS, energy, moved)
 
 
@@ -184,11 +184,13 @@ def families(controller: Controller, accountant: Accountant) -> Iterator[Metric]
     at_rest = ((labels, each.idle_energy / 10**6) for labels, each in metered)
     yield counter("greenlane_device_idle_energy_joules", "Energy that the device takes when nothing runs", _DEVICE, at_rest)
     moving = {labels for labels, each in devices if each.moved is not None}
+    counted = {labels for labels, each in tenants if each.moved is not None}
+    moved_by = [(labels, each.moved, each.estimated) for labels, each in models if labels[-3:] in counted]
+    moved_by += [(("", "", *labels), each.rest, NOTHING) for labels, each in tenants if any(each.rest)]
     moved = (
         ((*labels, path, by), count)
-        for labels, each in models
-        if labels[-2:] in moving
-        for by, part in (("measured", each.moved.less(each.estimated)), ("estimated", each.estimated))
+        for labels, whole, estimated in moved_by
+        for by, part in (("measured", whole.less(estimated)), ("estimated", estimated))
         for path, count in part._asdict().items()
     )
     about = "Bytes that the model moved, by a fit of what the device moved to what ran, or by an estimate"

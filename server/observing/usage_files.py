@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partitions.regular_file import open_regular
 
-from ..accounts.usage import NS, DeviceTotals, Moved, Totals
+from ..accounts.usage import NOTHING, NS, Moved, Totals
 from ..host.log_writer import MODE
 
 log = logging.getLogger("greenlane.control")
@@ -92,23 +92,24 @@ def rows(before: Totals, now: Totals) -> Iterator[str]:
     for name, device in added.devices.items():
         start = f"{_time(before.wall)},{_time(now.wall)},{_quoted(name)},{device.unit}"
         free_energy = "" if device.energy is None else _micro(device.idle_energy)
-        moved = _moved(device.background, device.estimated, device)
+        moved = _moved(None if device.moved is None else device.background, device.estimated)
         yield f"{start},,,,{_seconds(device.free)},,,,,,{free_energy},{moved}"
         for tenant, theirs in device.tenants.items():
-            if theirs.granted or theirs.idle or theirs.lent:  # Else it has gone.
+            if theirs.granted or theirs.idle or theirs.lent or any(theirs.rest):  # Else it has gone.
                 figures = f"{_seconds(theirs.granted)},{_seconds(theirs.idle)},{_seconds(theirs.lent)}"
-                yield f"{start},{_quoted(tenant)},,,{figures},,,,,,,,"
+                rest = _moved(theirs.rest if any(theirs.rest) else None)
+                yield f"{start},{_quoted(tenant)},,,{figures},,,,,{rest}"
             for model, each in theirs.models.items():
                 if each.works or each.used or each.borrowed or any(each.moved):
                     title, _, version = model.rpartition("/")
                     energy = "" if device.energy is None else _micro(each.energy)
-                    moved = _moved(each.moved, each.estimated, device)
+                    moved = _moved(None if theirs.moved is None else each.moved, each.estimated)
                     figures = f"{_seconds(each.used)},{_seconds(each.borrowed)},{each.works},{energy},{moved}"
                     yield f"{start},{_quoted(tenant)},{_quoted(title)},{_quoted(version)},,,,{figures}"
 
 
-def _moved(moved: Moved, estimated: Moved, device: DeviceTotals) -> str:
-    if device.moved is None:
+def _moved(moved: Moved | None, estimated: Moved = NOTHING) -> str:
+    if moved is None:
         return ",,,"
     return f"{moved.memory},{moved.pcie_in},{moved.pcie_out},{'estimated' if moved.has_much(estimated) else 'measured'}"
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from server.accounts.account import Account, History, IdlePower
 from server.accounts.meter import Meter, Place
 from server.accounts.traffic import divide
-from server.accounts.usage import NS, Moved, Report, TenantUsages, Totals, Usage
+from server.accounts.usage import NS, Moved, Report, TenantUsages, Totals, Usage, total_of
 
 UNITS = 16
 TENANTS = ("acme", "globex", "initech")
@@ -188,9 +188,11 @@ def test_what_a_device_moved_is_divided_by_what_works_move_and_parts_make_the_wh
     parts = device.background
     for name, each in truth.items():
         found = device.tenants[name]
+        assert found.moved
         parts = parts.plus(found.moved)
         assert list(found.moved) == pytest.approx(list(each), rel=0.05, abs=1000)
         late = found.less(before.tenants[name])
+        assert late.moved
         assert late.moved.memory > 0
         assert late.estimated == Moved(), "by then all is measured"
     assert device.less(before).estimated == Moved()
@@ -224,9 +226,71 @@ def test_a_meter_that_begins_again_counts_from_there() -> None:
     assert (device.moved, device.moved_in) == (Moved(460), 3 * NS)
     assert device.estimated == device.background, "after so few windows"
     acme_s = device.tenants["acme"]
+    assert acme_s.moved
     assert acme_s.moved.has_much(acme_s.estimated), "too little was seen"
     account.move("no such device", Moved(), 0)
     assert account.traffic("no such device") is None
+
+
+def test_what_a_tenants_cores_moved_is_the_tenants_whatever_its_models_parts_are() -> None:
+    account, acme, globex, random = Account(), Meter(), Meter(), np.random.default_rng(0)
+    account.hold("0", "core", 4, {"acme": 2, "globex": 1, "initech": 1}, 0)
+    mob, enc, tiny = (acme.counter(f"{name}/1#1", Place(2)) for name in ("mob", "enc", "tiny"))
+    other = globex.counter("mob/1#1", Place(1))
+    account.count("0", {"acme": 500, "globex": 70}, 0)
+    first = account.totals(0, 0).devices["0"]
+    assert (first.moved, first.tenants["acme"].moved, first.tenants["initech"].moved) == (Moved(), Moved(), None)
+    acmes, globexs = 500, 70
+    for window in range(1, 120):
+        for counter, count, each in zip((mob, enc), random.integers(0, 1000, 2), (10**9, 10**7), strict=True):
+            for _ in range(count):
+                counter.add(10**6)
+            acmes += int(count) * each
+        tiny.add(1)
+        other.add(10**6)
+        acmes, globexs = acmes + 3 * 10**9, globexs + 10**9
+        reports = [TenantUsages("acme", acme.usages()), TenantUsages("globex", globex.usages())]
+        account.report(7, "0", Report(1, reports))
+        account.count("0", {"acme": acmes, "globex": globexs}, 2 * window * NS)
+        if window == 60:
+            before = account.totals(2 * window * NS, 0).devices["0"]
+    device = account.totals(240 * NS, 0).devices["0"]
+    found = device.tenants["acme"]
+    assert (found.moved, found.estimated) == (Moved(acmes - 500), Moved())
+    assert device.tenants["globex"].moved == Moved(globexs - 70)
+    assert device.tenants["initech"].moved is None
+    assert device.moved == Moved(acmes - 500 + globexs - 70)
+    assert (device.background, device.moved_in) == (Moved(), 238 * NS)
+    late = found.less(before.tenants["acme"])
+    assert late.models["mob/1"].moved.memory == pytest.approx(late.models["mob/1"].works * 10**9, rel=0.02)
+    assert late.models["mob/1"].estimated == Moved()
+    assert late.rest.memory == pytest.approx(59 * 3 * 10**9, rel=0.2), "what works move is known apart from that"
+    assert late.moved == late.rest.plus(total_of(each.moved for each in late.models.values()))
+    assert account.traffic("0") is None, "it has no meter of its own"
+    assert account.rates("0")["globex", "mob/1"][0].memory == pytest.approx(10**9 / 2, rel=0.05)
+    account.count("no such device", {"acme": 7}, 0)
+    assert account.rates("no such device") == {}
+
+
+def test_what_a_borrower_moves_on_a_lenders_cores_is_the_borrowers_by_an_estimate() -> None:
+    account = Account()
+    account.hold("0", "core", 2, {"acme": 1, "globex": 1}, 0)
+    account.count("0", {"acme": 0, "globex": 0}, 0)
+    for window in range(1, 60):
+        ours = Usage("mob/1", 10 * window, 10**9 * window, {"globex": 10**9 * window})
+        theirs = Usage("enc/1", window // 2, 10**6 * (window // 2), {})
+        account.report(7, "0", Report(1, [TenantUsages("acme", [ours]), TenantUsages("globex", [theirs])]))
+        moved = {"acme": 10**9 * window, "globex": 10**9 * window + 10**8 * (window // 2)}
+        account.count("0", moved, 2 * window * NS)
+    device = account.totals(240 * NS, 0).devices["0"]
+    acme, globex = device.tenants["acme"], device.tenants["globex"]
+    assert acme.moved
+    assert globex.moved
+    assert acme.moved.plus(globex.moved) == device.moved == Moved(moved["acme"] + moved["globex"])
+    assert acme.models["mob/1"].moved.memory == pytest.approx(2 * moved["acme"], rel=0.1)
+    assert 0 < globex.moved.memory < 0.1 * moved["globex"]
+    assert acme.estimated == globex.estimated, "what one did not move the other one did"
+    assert globex.moved.has_much(globex.estimated)
 
 
 def test_idle_power_is_unknown_until_nothing_runs() -> None:

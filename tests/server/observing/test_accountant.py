@@ -427,7 +427,7 @@ async def test_two_files_with_other_columns_are_left_and_rows_kept_until_one_is_
 @pytest.mark.parametrize(("estimated", "by"), [(0, "measured"), (2, "estimated")])
 def test_what_was_moved_is_in_the_files_with_whether_it_was_measured(estimated: int, by: str) -> None:
     models = {"mob/1": ModelTotals(1, 2, moved=Moved(7, 8, 9)), "enc/1": ModelTotals(1, 2, moved=Moved(20), estimated=Moved(9))}
-    tenants = {"acme": TenantTotals(5, 0, 1, models)}
+    tenants = {"acme": TenantTotals(5, 0, 1, models, Moved(27, 8, 9))}
     moved, background = Moved(30, 8, 9), Moved(3)
     device = DeviceTotals("SM", 1, 5, tenants, moved=moved, background=background, estimated=Moved(estimated))
     found = list(csv.DictReader([COLUMNS, *rows(Totals(0, 0, {}), Totals(5, 5, {"0": device}))]))
@@ -437,6 +437,20 @@ def test_what_was_moved_is_in_the_files_with_whether_it_was_measured(estimated: 
         ("", "", "", ""),
         ("7", "8", "9", "measured"),
         ("20", "0", "0", "estimated"),
+    ]
+
+
+def test_what_a_tenants_cores_moved_besides_its_works_is_in_the_row_of_its_share() -> None:
+    models = {"mob/1": ModelTotals(1, 2, moved=Moved(7))}
+    tenants = {"acme": TenantTotals(5, 0, 1, models, Moved(11)), "globex": TenantTotals(5, 0, 1, models)}
+    device = DeviceTotals("core", 2, 5, tenants, moved=Moved(11))
+    found = list(csv.DictReader([COLUMNS, *rows(Totals(0, 0, {}), Totals(5, 5, {"0": device}))]))
+    assert [(row["tenant"], row["model"], row["memory_bytes"], row["moved_by"]) for row in found] == [
+        ("", "", "0", "measured"),
+        ("acme", "", "4", "measured"),
+        ("acme", "mob", "7", "measured"),
+        ("globex", "", "", ""),
+        ("globex", "mob", "", ""),
     ]
 
 
