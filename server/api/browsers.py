@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..http.asgi import Application
 from ..http.exchange import Message, Receive, Send
+from ..http.paths import is_text
 
 _PROXY_HEADERS = ("via", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip")
 _FORWARDED = "x-forwarded-"
@@ -72,8 +73,9 @@ def _is_address(name: str) -> bool:
 
 
 class Shared:
-    """An application with CORS for the origins that `set` was called with last, except for administration, metrics, and loading
-    and unloading of models.
+    """An application whose inference API, with metadata and health, has CORS for the origins that `set` was called with last.
+
+    Never have administration, metrics, the status page, and loading and unloading of models.
     """
 
     def __init__(self, application: Application, origins: Sequence[str] = ()) -> None:
@@ -95,4 +97,4 @@ class Shared:
 
 
 def _is_shared(path: str) -> bool:
-    return path.startswith("/v2") and not path.startswith("/v2/repository/models/")
+    return (path.startswith(("/v1/", "/v2")) and not path.startswith("/v2/repository/models/")) or is_text(path)

@@ -76,8 +76,8 @@ class ServerConfig(Section, frozen=True):
     )
     cors_origins: Origins = Field(
         default=(),
-        description='Origins of web pages that may call /v2, such as `["https://app.example"]`, or `["*"]`. Never /admin, '
-        "/metrics, or loading and unloading of models.",
+        description='Origins of web pages that may call /v1, /v2 and /rerank, such as `["https://app.example"]`, or `["*"]`. '
+        "Never /admin, /metrics, or loading and unloading of models.",
     )
     strict_readiness: bool = Field(
         default=False,

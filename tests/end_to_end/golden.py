@@ -349,6 +349,19 @@ PAGES = {
         (Answer(401, "tenant 'acme' needs its key: send Authorization: Bearer KEY", ALLOWED),),
         keys=True,
     ),
+    "a page's questions about texts": Row(
+        (preflight("/v1/embeddings") + preflight("/rerank") + preflight("/v1/models"),),
+        (Answer(200, "OK", ALLOWED),) * 3,
+        keys=True,
+    ),
+    "a page that lists models of texts": Row(
+        (get("/v1/models", "Authorization: Bearer secret", f"Origin: {APP}"),), (Answer(200, "list", ALLOWED),), keys=True
+    ),
+    "a page's questions about what it may never read": Row(
+        (preflight("/metrics"), preflight("/")),
+        (Answer(405, "OPTIONS is not possible here; use GET"), Answer(405, "OPTIONS is not possible here; use GET, HEAD")),
+        keys=True,
+    ),
     "a page's question about load": Row(
         (preflight("/v2/repository/models/identity/load"),),
         (Answer(405, "OPTIONS is not possible here; use POST"),),
