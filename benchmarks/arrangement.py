@@ -10,6 +10,8 @@ from .subjects import SUBJECTS
 
 SPLIT, SHARED, QUARTERS = "split", "shared", "quarters"
 VICTIM, AGGRESSOR, EVERYONE = "victim", "aggressor", "everyone"
+LIGHT = "identity"
+"""What an aggressor that is fenced is asked as well, where its work is not to be felt."""
 MOST_CORES = 4
 """Cores of a partition of CPU cores: the models have no use for more."""
 
@@ -62,8 +64,8 @@ def deployments(
     held = Tenant(VICTIM, one, tuple(victims), cores.of(0)), Tenant(AGGRESSOR, other, models, cores.of(1))
     tenants: dict[str, tuple[Tenant, ...]] = {SPLIT: held}
     if fence is not None:
-        settings = tuple(f"{key} = {literal(fence)}" for key in ("memory_bandwidth", "pcie"))
-        tenants = {SPLIT: (held[0], replace(held[1], settings=settings)), SHARED: held}
+        held = held[0], replace(held[1], models=tuple(sorted({*models, LIGHT})))
+        tenants = {SPLIT: (held[0], fenced(held[1], fence)), SHARED: held}
     else:
         everything = granules if device == "cuda" else one + other
         tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({*victims, *models})), cores.of(0, 1)),)
@@ -75,6 +77,11 @@ def deployments(
         name: Deployment(name, device, group, cores.all, cores.carved, mps=mps, options=options)
         for name, group in tenants.items()
     }
+
+
+def fenced(tenant: Tenant, fence: str) -> Tenant:
+    """The tenant, held to such a part of memory bandwidth and PCIe."""
+    return replace(tenant, settings=tuple(f"{key} = {literal(fence)}" for key in ("memory_bandwidth", "pcie")))
 
 
 def literal(fence: str) -> str:

@@ -87,6 +87,13 @@ class Server:
         """Wait until every tenant's models were tried, whatever came of it. Blocks. Raises NotServed after `patience` s."""
         self._wait_for("the server", "/v2/health/ready", {}, patience)
 
+    def reload(self, deployment: Deployment, repository: Path) -> None:
+        """Have it take over another configuration. Blocks. Raises NotServed if it refuses."""
+        self.log.with_suffix(".toml").write_text(deployment.config(repository))
+        status, text = ask(self.port, "POST", "/admin/reload", {})
+        if status != 200:
+            raise NotServed(f"a reload was answered with {status}: {text!r:.300}")
+
     def _wait_for(self, what: str, path: str, headers: Mapping[str, str], patience: float) -> None:
         """Ask until the answer is a 200. Raises NotServed if the server ends, or after `patience` seconds."""
         if not becomes_ready(self.process, lambda: ask(self.port, "GET", path, headers)[0] == 200, patience):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from statistics import fmean
+from statistics import fmean, median
 
 from .findings import Findings, times
 from .kinds import KINDS
@@ -26,6 +26,11 @@ def lines(findings: Findings) -> Iterator[str]:
     for combinations in found.values():
         yield _own(findings, combinations)
     yield from _held(findings)
+    for one in findings.costs:
+        ratios, free = one.ratios, median(one.free)
+        turns = f"{ratios[0]:.3f} to {ratios[-1]:.3f} in {len(ratios)} turns"
+        rate = f"{median(ratios):.3f} of its {free:,.0f} a second without a fence"
+        yield f"a tenant that is no hog, {one.model}: {rate} ({turns})"
 
 
 def _grown(one: Combination) -> str:

@@ -26,6 +26,20 @@ class Throughput:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What a model that is no hog did a second, by turns of a tenant that has a fence and of the same one without it."""
+
+    model: str
+    held: tuple[float, ...]
+    free: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """With the fence over without it, turn by turn, ascending."""
+        return sorted(held / free for held, free in zip(self.held, self.free, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """An experiment: what was asked, on which machine, what came of it, and what a reader has to know (`notes`)."""
 
@@ -38,6 +52,7 @@ class Findings:
     throughput: tuple[Throughput, ...] = field(default=())
     held: dict[str, Any] = field(default_factory=dict)
     """What the server says of what holds the aggressor, as in `fence` of GET /admin/partitions."""
+    costs: tuple[Cost, ...] = field(default=())
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -99,6 +114,7 @@ def document(findings: Findings) -> dict[str, Any]:
             "verdicts": [asdict(verdict) for verdict in findings.verdicts],
             "combinations": [_combination(combination) for combination in findings.combinations],
             "held": findings.held,
+            "costs": [asdict(one) | {"ratios": one.ratios} for one in findings.costs],
             "throughput": [asdict(one) | {"ratio": one.ratio} for one in findings.throughput],
             "notes": findings.notes,
         }

@@ -81,7 +81,10 @@ def outgoing(mib: int = 4) -> Network:
 
 def _numbers(*shape: int, scale: float = 1.0, least: float = 0.0) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
     """Uniform ones, from `least` to a width of 1 above it, scaled."""
-    return (np.random.default_rng(1).random(shape, np.float32) + np.float32(least)) * np.float32(scale)
+    found = np.random.default_rng(1).random(shape, np.float32)
+    found += np.float32(least)
+    found *= np.float32(scale)
+    return found
 
 
 def _few(draft: Draft, image: str) -> str:

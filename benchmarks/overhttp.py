@@ -12,11 +12,12 @@ from typing import Any
 from greenlane.load import machine, wire
 
 from . import subjects
-from .arrangement import AGGRESSOR, deployments, share_cores
+from .arrangement import AGGRESSOR, SHARED, deployments, share_cores
 from .clients import apart, place
+from .costs import COSTS, costs_of
 from .deployment import Deployment, Server, granules, launched
-from .experiment import Experiment, Settings
-from .findings import Findings
+from .experiment import STARTS, Experiment, Settings
+from .findings import Cost, Findings
 from .kinds import FENCED, KINDS, TRIO, TRIO_OF, UNFENCED
 from .notes import notes
 
@@ -29,17 +30,20 @@ WHAT = {name: kind.what for name, kind in KINDS.items()} | {TRIO: f"{', '.join(T
 def over_http(options: argparse.Namespace, report: Callable[[int, int, str], None]) -> Findings:
     """Start the servers, run the experiment, end them. Blocks. Raises Impossible, NotServed, LoadProcessFailed."""
     settings, servers = plan(options)
-    count, minutes = len(settings.steps()), settings.duration / 60
+    seconds = settings.duration + (STARTS + COSTS if settings.fence else 0)
+    count, minutes = len(settings.steps()), seconds / 60
     report(0, count, f"starting servers; then {count} phases of {settings.seconds:g} s, some {minutes:.1f} minutes")
-    experiment, held = Experiment(settings, report), dict[str, Any]()
+    experiment, held, costs = Experiment(settings, report), dict[str, Any](), tuple[Cost, ...]()
     with models(servers, options.device == "cuda") as folder:
         try:
             for each in [[server] for server in servers.values()] if settings.fence else [list(servers.values())]:
                 with running(each, folder) as started:
                     experiment.run({server.deployment.name: server.port for server in started})
                     held = held or _held(started[0])
+                    if settings.fence and SHARED in (server.deployment.name for server in started):
+                        costs = costs_of(started[0], folder / "models", settings)
         except KeyboardInterrupt:
-            if not experiment.rounds:
+            if not experiment.shows:
                 raise
     combinations = experiment.combinations()
     title = f"Isolation over HTTP: {' and '.join(settings.victims)} on {'a GPU' if options.device == 'cuda' else 'CPU cores'}"
@@ -52,6 +56,7 @@ def over_http(options: argparse.Namespace, report: Callable[[int, int, str], Non
         WHAT,
         tuple(notes(settings, servers, combinations)),
         held=held,
+        costs=costs,
     )
 
 

@@ -4,6 +4,7 @@ All are made on the spot with random weights. Rows are the first dimension, wher
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.gpu.networks import Draft, Network, mlp, resnet
 from . import hogs, nets
 from .nets import IMAGE, Array
 
+AT_ONCE = 4
+"""Models that are made at the same time."""
 ROWS = 64
 """The largest batch: 64 images are 38 MB."""
 
@@ -69,7 +72,9 @@ def gemm(width: int = 8192, layers: int = 2) -> Network:
     """Layers whose weights, 537 MB, no cache holds: one row takes as long as reading them does. Kept, as it takes seconds."""
     draft, x, chance = Draft(), "x", np.random.default_rng(1)
     for _ in range(layers):
-        weight = (chance.random((width, width), np.float32) - np.float32(0.5)) * np.float32((24 / width) ** 0.5)
+        weight = chance.random((width, width), np.float32)
+        weight -= np.float32(0.5)
+        weight *= np.float32((24 / width) ** 0.5)
         x = draft.op("Relu", draft.op("MatMul", x, draft.constant(weight)))
     draft.named("y", x)
     return Network(draft.finish({"x": ("b", width)}, {"y": ("b", width)}), _few(width), ())
@@ -142,13 +147,15 @@ SUBJECTS = {
 
 def write(root: Path, names: set[str], plans: bool) -> None:
     """Write these models as version 1 in a repository below `root`; `plans` for a GPU, ONNX otherwise. Blocks."""
-    for name in sorted(names):
-        folder = root / name / "1"
-        folder.mkdir(parents=True)
-        subject = SUBJECTS[name]
-        network = ((subject.on_gpu if plans else None) or subject.network)()
-        path = folder / ("model.plan" if plans else "model.onnx")
-        path.write_bytes(plan(network, bool(subject.kept)) if plans else network.onnx)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(lambda name: _write(root / name / "1", SUBJECTS[name], plans), sorted(names)))
+
+
+def _write(folder: Path, subject: Subject, plans: bool) -> None:
+    folder.mkdir(parents=True)
+    network = ((subject.on_gpu if plans else None) or subject.network)()
+    path = folder / ("model.plan" if plans else "model.onnx")
+    path.write_bytes(plan(network, bool(subject.kept)) if plans else network.onnx)
 
 
 def plan(network: Network, streams: bool = False) -> bytes:

@@ -13,7 +13,9 @@ ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", 
 KINDS = (ALONE, UNDER, CONTROL_ALONE, CONTROL)
 OWN, CONTROL_OWN = "aggressor alone", "control, aggressor alone"
 """Phases without a victim, which are measured where the aggressor is fenced, as the fence is to cost it nothing then."""
-LEARNING = "aggressor, so that the server learns what it moves and slows"
+LEARNING = "aggressor, so that the server learns what it slows"
+WARMING, CONTROL_WARMING = "warm-up", "control, warm-up"
+UNKEPT = (LEARNING, WARMING, CONTROL_WARMING)
 """Phases of which nothing is kept."""
 INTERFERENCE = 1.2
 """The least that the victim's p99 has to grow on one partition for a combination to prove anything."""

@@ -17,6 +17,8 @@ FIRST = 60.0
 """Seconds for which the first answer on a connection is waited for."""
 MOST_FAILURES = 5
 """How many failures are described; all are counted."""
+SPINS = 0.02
+"""Seconds before its first request from which a client that spins does so."""
 SLOWEST = 40
 """How many of the slowest answers are described."""
 
@@ -64,6 +66,8 @@ class Generator:
         self._start = start
         due = [start + arrival for arrival in self._job.arrivals]
         count, index = len(due), 0
+        # A client that spins leaves its core to others for so long, which may be those of earlier phases.
+        self._wait(max(0.0, due[0] - SPINS - perf_counter()) if due else 0.0)
         while index < count and not self._stopped:
             now = perf_counter()
             while index < count and due[index] <= now:

@@ -19,10 +19,11 @@ import pytest
 
 from benchmarks.arrangement import SPLIT, Cores, deployments
 from benchmarks.clients import place
+from benchmarks.costs import TURNS
 from benchmarks.experiment import Experiment, Settings
 from benchmarks.isolation import main
 from benchmarks.overhttp import models, running
-from benchmarks.verdicts import OWN, UNDER, Combination, Verdict
+from benchmarks.verdicts import ALONE, OWN, UNDER, Combination, Verdict
 
 pytestmark = pytest.mark.load
 KINDS = ("compute", "json", "transfer", "slow", "invalid")
@@ -92,7 +93,10 @@ def test_a_fence_is_tried_on_one_server_and_then_none_on_another(tmp_path: Path,
 
     found = json.loads(file.read_text())
     rounds = [each["rounds"] for each in found["combinations"]]
-    assert [{kind: len(phases) for kind, phases in each.items()} for each in rounds] == [dict.fromkeys(rounds[0], 2)] * 2
+    once = dict.fromkeys(rounds[0], 1)
+    counted = [{kind: len(phases) for kind, phases in each.items()} for each in rounds]
+    assert counted == [once | {ALONE: 2, UNDER: 2}, once], "pcie-out is beside a victim in one round"
+    assert [(each["model"], len(each["ratios"])) for each in found["costs"]] == [("tiny", TURNS // 2)]
     assert all(phase["busy"][0]["rate"] > 0 for each in rounds for kind in (OWN, UNDER) for phase in each[kind])
     assert "unfenced" in "".join(found["held"]["notes"])
     printed = capsys.readouterr().out
@@ -100,8 +104,8 @@ def test_a_fence_is_tried_on_one_server_and_then_none_on_another(tmp_path: Path,
     assert "its memory_bandwidth holds nothing back" in printed
 
 
-def test_a_fence_s_run_that_is_cut_shows_the_rounds_that_were_over() -> None:
-    """As a limit of time does it: SIGINT to all of its processes, here after a round with the fence and before any without."""
+def test_a_fence_s_run_that_is_cut_shows_the_phases_that_were_over() -> None:
+    """As a limit of time does it: SIGINT to all of its processes, here in a round with the fence and before any without."""
     words = "--memory --fence 0.4 --only memory-read --victim tiny --seconds 0.4 --rounds 3 --arrivals fixed"
     command = [sys.executable, "-u", "-m", "benchmarks.isolation", *words.split()]
     pipe = subprocess.PIPE

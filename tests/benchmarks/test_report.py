@@ -24,13 +24,27 @@ from benchmarks.arrangement import (
 )
 from benchmarks.asks import invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
-from benchmarks.experiment import BETWEEN, Settings
-from benchmarks.findings import Findings, Throughput, document, few, table
+from benchmarks.costs import COSTS
+from benchmarks.experiment import BETWEEN, STARTS, Settings
+from benchmarks.findings import Cost, Findings, Throughput, document, few, table
 from benchmarks.isolation import status
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import cumulative, draw
-from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, KINDS, LEARNING, OWN, UNDER, Combination, Phase
+from benchmarks.verdicts import (
+    ALONE,
+    CONTROL,
+    CONTROL_ALONE,
+    CONTROL_OWN,
+    CONTROL_WARMING,
+    KINDS,
+    LEARNING,
+    OWN,
+    UNDER,
+    WARMING,
+    Combination,
+    Phase,
+)
 from greenlane.load.figures import Samples
 from greenlane.load.machine import describe
 from greenlane.load.rules import ENOUGH
@@ -105,30 +119,39 @@ def test_every_loaded_phase_follows_a_baseline_and_rounds_rotate_aggressors() ->
         "round 1: mlp: small: under load",
         "round 1: mlp: small: control, under load",
     ]
-    alone = [(step.victim, step.aggressor) for step in plan if step.kind == ALONE]
+    alone = [(*step.victims, step.aggressor) for step in plan if step.kind == ALONE]
     assert alone[:4] == [("mlp", "small"), ("mlp", "json"), ("resnet", "small"), ("resnet", "json")]
     assert alone[4:] == [("mlp", "json"), ("mlp", "small"), ("resnet", "json"), ("resnet", "small")]
     assert [step.kind for step in plan].count(CONTROL_ALONE) == 4
 
 
 def test_a_fence_is_compared_with_none_on_one_server_after_another_once_the_first_has_learnt_what_aggressors_move() -> None:
-    settings = Settings(victims={"mlp": 400, "gemm": 200}, kinds=("memory-read",), rounds=2, fence="0.4", learning=6.0)
-    once = [("mlp", ALONE), ("gemm", ALONE), ("", OWN), ("mlp", UNDER), ("gemm", UNDER)]
-    control = {ALONE: CONTROL_ALONE, OWN: CONTROL_OWN, UNDER: CONTROL}
-    assert [(step.victim, step.kind) for step in settings.steps()] == [
-        ("", LEARNING),
-        *(once * 2),
-        *([(victim, control[kind]) for victim, kind in once] * 2),
-    ]
-    assert [settings.lasts(step) for step in settings.steps()[:2]] == [6.0, 1.0]
+    kinds = ("memory-read", "random-sectors", "pcie-in")
+    fence = {"fence": "0.4", "learning": 6.0, "trying": 30.0, "warming": 2.0}
+    settings = Settings(victims={"mlp": 400, "gemm": 200}, kinds=kinds, rounds=2, **fence)
+    plan = [(step.kind, step.aggressor, len(step.victims), settings.lasts(step)) for step in settings.steps()]
+    learnt = [(OWN, "memory-read", 0, 6.0), (OWN, "random-sectors", 0, 6.0), (OWN, "pcie-in", 0, 1.0)]
+    # A server that has seen a victim alone finds sooner that an aggressor that moves few bytes slows it.
+    assert plan[:5] == [*learnt, (WARMING, "", 2, 2.0), (LEARNING, "random-sectors", 1, 30.0)]
+    beside = [("", "memory-read", "", "random-sectors", "pcie-in", ""), ("", "random-sectors", "", "memory-read", "")]
+    held = [[(UNDER if each else ALONE, each, 2, 1.0) for each in names] for names in beside]
+    assert plan[5:16] == [*held[0], *held[1]], "what hardly hurts is beside victims in one round"
+    free = [(CONTROL_WARMING, "", 2, 2.0), *((CONTROL_OWN, each, 0, 1.0) for each in kinds)]
+    assert plan[16:] == [*free, *((CONTROL if each else CONTROL_ALONE, each, 2, 1.0) for each in beside[0])]
 
 
-def test_a_server_may_try_an_aggressor_that_moves_few_bytes_beside_a_victim_that_it_has_seen_alone() -> None:
-    kinds = ("memory-read", "random-sectors")
-    settings = Settings(victims={"mlp": 400, "gemm": 200}, kinds=kinds, fence="0.4", learning=6.0, trying=30.0)
-    learnt = [(step.victim, step.aggressor, settings.lasts(step)) for step in settings.steps() if step.kind == LEARNING]
-    alone = [("", "memory-read", 6.0), ("", "random-sectors", 6.0), ("mlp", "", 6.0)]
-    assert learnt == [*alone, ("mlp", "random-sectors", 30.0)]
+def test_the_table_of_the_fence_takes_as_long_as_its_limit_allows() -> None:
+    script = Path("tests/gpu/all.sh").read_text()
+    words = re.search(r"(--victim .*) --json \"\$out/fence", script)
+    assert words is not None
+    options = words[1].split()
+    seconds, rounds = (options[options.index(name) + 1] for name in ("--seconds", "--rounds"))
+    victims = dict.fromkeys(options[1 : options.index("--rate")], float(options[options.index("--rate") + 1]))
+    settings = Settings(victims=victims, kinds=kinds.UNFENCED, seconds=float(seconds), rounds=int(rounds), fence="0.2")
+    limit = re.search(r"LIMIT_fence:-(\d+)", script)
+    assert limit is not None
+    assert len(victims) == 4
+    assert settings.duration + COSTS + STARTS <= int(limit[1])
 
 
 def fenced_findings() -> Findings:
@@ -149,7 +172,8 @@ def fenced_findings() -> Findings:
         "models": [{"model": "reading/1", "moved": 2 * 10**9, "home_ms": 1.25, "narrow_ms": 2.5}],
     }
     combinations = tuple(Combination(victim, "memory-read", whole, 1.3) for victim in ("gemm", "mob"))
-    return replace(found, combinations=combinations, settings={"device": "cuda"}, held=held)
+    costs = (Cost("mob", (990.0, 970.0), (1000.0, 1000.0)),)
+    return replace(found, combinations=combinations, settings={"device": "cuda"}, held=held, costs=costs)
 
 
 def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_gigabytes() -> None:
@@ -160,6 +184,7 @@ def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_giga
     assert re.search(rates, text, re.MULTILINE), text
     assert "a note of the server's" in text
     assert "reading/1: 2 GB each, by the meter; 1.25 ms at home, 2.5 narrow" in text
+    assert "a tenant that is no hog, mob: 0.980 of its 1,000 a second without a fence (0.970 to 0.990 in 2 turns)" in text
     assert "nothing is known of what holds the aggressor" in "\n".join(fences.lines(replace(fenced_findings(), held={})))
 
 

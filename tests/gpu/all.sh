@@ -118,8 +118,7 @@ for part in "$@"; do
     fence)
       # shellcheck disable=SC2086  # Options.
       run "fence$mps" "$(limit "${LIMIT_fence:-330}")" "$python" -u -m benchmarks.isolation --device cuda ${mps:+--mps} --memory \
-        --fence "${FENCE:-0.2}" --only memory-read,memory-write,memory-copy,random-sectors,l2-40,pcie-stream --victim gemm mob \
-        --rate 200 --arrivals fixed --seconds 0.9 --rounds 2 --json "$out/fence$mps.json" ${FENCE_OPTIONS:-} ;;
+        --fence "${FENCE:-0.2}" --victim gemm mob enc tiny --rate 200 --arrivals fixed --seconds 0.8 --rounds 2 --json "$out/fence$mps.json" ${FENCE_OPTIONS:-} ;;
     fence-prove)
       # shellcheck disable=SC2086  # Options.
       run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.2}" \

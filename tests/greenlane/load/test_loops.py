@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from threading import Condition, Event, Thread
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import pytest
 
@@ -148,6 +148,15 @@ def test_an_answer_counts_from_when_its_request_was_due(server: Server) -> None:
     assert first >= 0.5e6
     assert max(found.late) >= 0.5e6
     assert found.bodies == [b"hello"] * 2
+
+
+def test_a_client_that_spins_leaves_its_core_to_others_until_shortly_before_its_first_request(server: Server) -> None:
+    began = thread_time()
+
+    found = seen(open_loop(server, [0.5, 0.52], spin=True))
+
+    assert found.samples.status == [200, 200]
+    assert thread_time() - began < 0.3
 
 
 def test_the_slowest_answers_say_where_their_time_went(serve: Callable[[Answer], Server]) -> None:
