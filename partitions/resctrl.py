@@ -1,7 +1,9 @@
-"""Holds cores to shares of memory bandwidth by Linux's resctrl, where processor and kernel have it, and counts what they move.
+"""Holds cores to shares of memory bandwidth and of L3 caches by Linux's resctrl, where processor and kernel have it, and counts
+what they move.
 
 The cores of a holder are a group: a folder in /sys/fs/resctrl with them as its `cpus_list`. Whatever runs on them is in it, if
-it is in no other group by itself. Its `schemata` limits what the cores under each L3 cache draw, whether others work or rest
+it is in no other group by itself. Its `schemata` limits what the cores under each L3 cache draw and which of its ways they fill
+(what they read may be in any), whether others work or rest
 (https://docs.kernel.org/filesystems/resctrl.html). Cores that are only counted are one in `mon_groups`, which has no limits.
 
 One process makes the groups, and keeps a lock on each one's folder while it lives. A folder of ours that is not locked was left
@@ -57,6 +59,40 @@ class _Unit(NamedTuple):
     step: int = 1
 
 
+class _Ways(NamedTuple):
+    """How many ways an L3 cache has, and the fewest that a group may have; `resources` are their names in `schemata`."""
+
+    resources: tuple[str, ...]
+    most: int
+    least: int
+
+
+class _Limit(NamedTuple):
+    """What `schemata` is to have for these resources, by L3 cache, and what that means."""
+
+    resources: tuple[str, ...]
+    values: Mapping[int, str]
+    words: str
+
+    @property
+    def lines(self) -> list[str]:
+        values = ";".join(f"{cache}={value}" for cache, value in sorted(self.values.items()))
+        return [f"{resource}:{values}" for resource in self.resources]
+
+
+class _Plan(NamedTuple):
+    """The limits of a holder's cores, none where they are only counted, and what there is to know."""
+
+    limits: tuple[_Limit, ...] = ()
+    cores: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> Held:
+        limits = "; ".join(f"{' '.join(each.lines)}, {each.words}" for each in self.limits)
+        return Held(f"{self.cores}: {limits}, by resctrl" if limits else "", self.notes)
+
+
 class CoreGroups:
     """The groups of one process. All methods block, for milliseconds, and one thread at a time may call them.
 
@@ -73,34 +109,37 @@ class CoreGroups:
         """What each holder's cores have moved in all their groups."""
         self._read: dict[Path, int] = {}
         """What each counter has said last."""
+        self.blocked = False
+        """Whether the last `hold` failed as another program was in the way, so that the next one may not."""
 
     def look(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
         """How `hold` would hold these shares, by holder. Changes nothing."""
-        return {name: held for name, (_, held) in self._plan(shares).items()}
+        return {name: plan.held for name, plan in self._plan(shares).items()}
 
     def hold(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
         """Hold these shares, by holder, and no others, and count what their cores move and those of shares that are not held.
 
         Groups that a killed process left are removed.
         """
-        plan = self._plan(shares)
-        for name in [name for name in self._groups if name not in shares or self._holds(name) != bool(plan[name][0])]:
+        self.blocked, plans = False, self._plan(shares)
+        for name in [name for name in self._groups if name not in shares or self._holds(name) != bool(plans[name].limits)]:
             self._remove(name)
-        found = {name: held for name, (_, held) in plan.items()}
+        found = {name: plan.held for name, plan in plans.items()}
         if not (self._folder / "info").is_dir():
             self.close()
             return found
         try:
             with self._locked():
                 self._sweep()
-                found |= {name: self._write(name, shares[name], *each) for name, each in plan.items() if each[0]}
+                found |= {name: self._write(name, shares[name], plan) for name, plan in plans.items() if plan.limits}
                 for name, share in shares.items():  # Last, as they may get cores from groups that are held.
                     if name not in self._groups or not self._holds(name):
                         self._meter(name, share)
                 return found
         except OSError as error:
             self.close()
-            return {name: Held() if share.most is None else _unfenced(self._explain(error)) for name, share in shares.items()}
+            why = self._explain(error)
+            return {name: Held() if share.most is None else _unfenced(why).held for name, share in shares.items()}
 
     def moved(self) -> dict[str, int]:
         """The bytes of memory that each holder's cores have moved while they were in groups, where that is counted.
@@ -116,37 +155,79 @@ class CoreGroups:
         for name in list(self._groups):
             self._remove(name)
 
-    def _plan(self, shares: Mapping[str, CoreShare]) -> dict[str, tuple[dict[int, int], Held]]:
-        """What to write for each share, by L3 cache, and how it is held then; nothing to write where it cannot be."""
-        found: dict[str, tuple[dict[int, int], Held]] = {name: ({}, Held()) for name in shares}
+    def _plan(self, shares: Mapping[str, CoreShare]) -> dict[str, _Plan]:
+        """How each share is to be held; without limits where it cannot be."""
+        found = dict.fromkeys(shares, _Plan())
         asked = {name: (cores, most) for name, (cores, most) in shares.items() if most is not None}
         try:
-            unit, others, room = self._unit(), self._others(self._folder), self._room()
+            self._check()
+            others, room, masks = self._others(self._folder), self._room(), self._plan_masks(asked)
         except (Unsupported, OSError, ValueError) as error:
-            return found | {name: ({}, _unfenced(str(error))) for name in asked}
+            return found | dict.fromkeys(asked, _unfenced(str(error)))
         for name, (cores, most) in asked.items():
             try:
                 if taken := {group for core in cores if (group := others.get(core))}:
                     raise Unsupported(f"some of its cores are in the resctrl group {', '.join(sorted(taken))} of others")
                 if room <= 0:
                     raise Unsupported(self._full)
-                limits, notes = self._limits(cores, most, unit), tuple(self._notes(cores, most, unit))
-                where = f"core{'s' * (len(cores) != 1)} {ranges(cores)}"
-                found[name] = limits, Held(f"{where}: {_line(limits)}, {unit.words}, by resctrl", notes)
+                found[name] = self._plan_one(cores, most, masks.get(name))
                 room -= 1
             except (Unsupported, OSError, ValueError) as error:
-                found[name] = {}, _unfenced(str(error))
+                found[name] = _unfenced(str(error))
         return found
 
-    def _unit(self) -> _Unit:
+    def _plan_one(self, cores: Sequence[int], most: float, mask: _Plan | None) -> _Plan:
+        """Raises Unsupported where neither bandwidth nor cache can be held."""
+        where = f"core{'s' * (len(cores) != 1)} {ranges(cores)}"
+        try:
+            unit = self._unit()
+            values = {cache: str(value) for cache, value in self._limits(cores, most, unit).items()}
+            plan = _Plan((_Limit(("MB",), values, unit.words),), where, tuple(self._notes(cores, most, unit)))
+        except Unsupported as error:
+            if not mask:
+                raise
+            plan = _Plan((), where, (f"of its memory_bandwidth only its part of the L3 cache is held, as {error}",))
+        return plan._replace(limits=(*plan.limits, *mask.limits), notes=(*plan.notes, *mask.notes)) if mask else plan
+
+    def _plan_masks(self, asked: Mapping[str, tuple[tuple[int, ...], float]]) -> dict[str, _Plan]:
+        """The ways of each L3 cache that each holder's cores may fill: its part of them, from the lowest on, where devices do
+        not write to as well; apart from the others' where all fit.
+        """
+        if not (ways := self._ways()):
+            return {}
+        found, taken = dict[str, _Plan](), Counter[int]()
+        for name, (cores, most) in asked.items():
+            masks, notes = dict[int, str](), list[str]()
+            with suppress(Unsupported, OSError, ValueError):  # It is in no L3 cache, and cannot be held at all.
+                for cache in dict.fromkeys(map(self._cache_of, cores)):
+                    part = self._part_of(cache, cores) if isinstance(most, int) else most
+                    width = min(ways.most, max(ways.least, int(part * ways.most + 1e-9)))
+                    first = min(taken[cache], ways.most - width)
+                    if width > part * ways.most + 1e-9:
+                        text = "its part of the L3 cache is {:.3g}, and this processor gives {} of {} ways at least"
+                        notes.append(text.format(part, width, ways.most))
+                    if first < taken[cache]:
+                        notes.append("it has ways of the L3 cache that another held tenant has, as there are too few")
+                    taken[cache], masks[cache] = first + width, f"{((1 << width) - 1) << first:x}"
+                limit = _Limit(ways.resources, masks, f"a mask of {ways.most} ways")
+                found[name] = _Plan((limit,), notes=tuple(dict.fromkeys(notes)))
+        return found
+
+    def _ways(self) -> _Ways | None:
+        """None where caches are not divided."""
+        about = self._folder / "info"
+        resources = tuple(name for name in ("L3", "L3CODE", "L3DATA") if (about / name / "cbm_mask").is_file())
+        if not resources:
+            return None
+        mask, least = ((about / resources[0] / name).read_text() for name in ("cbm_mask", "min_cbm_bits"))
+        return _Ways(resources, int(mask, 16).bit_length(), max(1, int(least)))
+
+    def _check(self) -> None:
         """Raises Unsupported where nothing can be held, with what to do."""
         if not self._folder.is_dir():
             raise Unsupported("this processor, kernel or virtual machine has no resctrl")
         if not (self._folder / "info").is_dir():
             raise Unsupported(f"resctrl is not mounted; have root call: mount -t resctrl resctrl {self._folder}")
-        about = self._folder / "info/MB"
-        if not about.is_dir():
-            raise Unsupported(f"this processor does not limit memory bandwidth ({about} is not there)")
         if ours := self._ours("res"):
             raise Unsupported(f"this server was put into the resctrl group {ours}; start it outside of that")
         if not os.access(self._folder, os.W_OK, effective_ids=True):
@@ -155,6 +236,12 @@ class CoreGroups:
                 f"this user may not make groups in {self._folder}, or it is read-only here; have root call: "
                 f"chown {os.geteuid()} {folders} && chmod u+w {folders}"
             )
+
+    def _unit(self) -> _Unit:
+        """Raises Unsupported where bandwidth cannot be held."""
+        about = self._folder / "info/MB"
+        if not about.is_dir():
+            raise Unsupported(f"this processor does not limit memory bandwidth ({about} is not there)")
         mounts = [line.split() for line in (self._root / "proc/self/mounts").read_text().splitlines()]
         if any("mba_MBps" in mount[3].split(",") for mount in mounts):
             return _Unit("MiB/s for each L3 cache", 1 << 20)
@@ -212,25 +299,36 @@ class CoreGroups:
         return [each.parent for each in self._folder.glob("*/schemata")]
 
     def _cache_of(self, core: int) -> int:
-        """The number of the L3 cache that a core has."""
+        """The number of the L3 cache that a core has. Raises Unsupported."""
+        return int((self._cache(core) / "id").read_text())
+
+    def _part_of(self, cache: int, cores: Sequence[int]) -> float:
+        """The part that these cores are of those that have an L3 cache."""
+        theirs = [core for core in cores if self._cache_of(core) == cache]
+        return len(theirs) / len([*_numbers((self._cache(theirs[0]) / "shared_cpu_list").read_text())])
+
+    def _cache(self, core: int) -> Path:
         for level in self._cpu(core).glob("cache/index*/level"):
             if level.read_text().strip() == "3":
-                return int((level.parent / "id").read_text())
+                return level.parent
         raise Unsupported(f"core {core} has no L3 cache, by which bandwidth is limited")
 
     def _cpu(self, core: int) -> Path:
         return self._root / f"sys/devices/system/cpu/cpu{core}"
 
-    def _write(self, name: str, share: CoreShare, limits: dict[int, int], held: Held) -> Held:
+    def _write(self, name: str, share: CoreShare, plan: _Plan) -> Held:
         try:
             group = self._open(name, self._folder)
-            (group / "schemata").write_text(_line(limits) + "\n")
+            (group / "schemata").write_text("".join(f"{line}\n" for limit in plan.limits for line in limit.lines))
             (group / "cpus_list").write_text(_list(share.cores))
-            return held
+            return plan.held
         except OSError as error:
             why = self._explain(error)
             self._remove(name)
-            return _unfenced(why)
+        if len(plan.limits) > 1:  # Ways may be another group's alone.
+            note = f"its part of the L3 cache is not held, as {why}"
+            return self._write(name, share, plan._replace(limits=plan.limits[:1], notes=(*plan.notes, note)))
+        return _unfenced(why).held
 
     def _meter(self, name: str, share: CoreShare) -> None:
         """Count what cores move that are not held, if the kernel can, may, and others do not."""
@@ -307,20 +405,18 @@ class CoreGroups:
         return f"the {self._most} groups that this processor can have, the default one included, are in use; hold fewer tenants"
 
     def _explain(self, error: OSError) -> str:
+        self.blocked |= error.errno in (errno.EWOULDBLOCK, errno.EBUSY, errno.ENOSPC)
         if isinstance(error, BlockingIOError):
             return f"another program has {self._folder} locked (flock) for {_PATIENCE:g} s"
-        what, status = self._full if error.errno == errno.ENOSPC else str(error), "ok"
+        status = "ok"
         with suppress(OSError):
             status = (self._folder / "info/last_cmd_status").read_text().strip()
+        what = self._full if "CLOSID" in status else str(error)
         return what if status == "ok" else f"{what} ({status})"
 
 
-def _unfenced(why: str) -> Held:
-    return Held("", (f"unfenced: its memory_bandwidth holds nothing back, as {why}",))
-
-
-def _line(limits: Mapping[int, int]) -> str:
-    return "MB:" + ";".join(f"{cache}={limit}" for cache, limit in sorted(limits.items()))
+def _unfenced(why: str) -> _Plan:
+    return _Plan(notes=(f"unfenced: its memory_bandwidth holds nothing back, as {why}",))
 
 
 def _list(cores: Iterable[int]) -> str:

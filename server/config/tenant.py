@@ -81,8 +81,8 @@ class TenantConfig(Section, frozen=True):
     memory_bandwidth: BandwidthShare | None = Field(
         default=None,
         examples=["auto", 0.4, "1.2TB/s"],
-        description="The most memory bandwidth of its device that the tenant draws, on a GPU while others are at work; "
-        '"auto" is its part of the units. Without it nothing holds it back.',
+        description="The most memory bandwidth of its device that the tenant draws, on a GPU while others are at work, on "
+        'cores with that part of the L3 cache; "auto" is its part of the units. Without it nothing holds it back.',
     )
     pcie: BandwidthShare | None = Field(
         default=None,

@@ -394,6 +394,98 @@ def test_another_program_that_keeps_the_lock_on_all_groups_is_named(root: Kernel
         (note,) = machine.hold({"acme": ACME})["acme"].notes
         assert f"another program has {base} locked (flock) for 2 s" in note
         assert not groups(base), "what is not held as it is to be is not held"
+        assert machine.blocked
     finally:
         os.close(lock)
     assert machine.hold({"acme": ACME})["acme"].how
+    assert not machine.blocked
+
+
+def masks(base: KernelPath, resource: str = "L3") -> dict[str, dict[int, int]]:
+    """The ways of L3 caches that each of our groups has."""
+    return {each.name.split("-")[1]: schemata(each, resource) for each in groups(base) if each.name.startswith("greenlane-")}
+
+
+def test_each_holder_fills_its_part_of_the_cache_apart_from_the_others(root: KernelPath) -> None:
+    base = lay_out(root, 8, domains=2, ways=11)
+    machine = CoreGroups(root)
+    found = machine.hold({"acme": ACME, "globex": GLOBEX, "initech": CoreShare((3, 4), 0.35)})
+    assert masks(base) == {
+        "acme": {0: 0b00000001111, 1: 0b11111111111},
+        "globex": {0: 0b00000110000, 1: 0b11111111111},
+        "initech": {0: 0b00111000000, 1: 0b00000000111},
+    }
+    assert held(base)["acme"] == ({0, 1}, {0: 40, 1: 100})
+    how = "cores 0-1: MB:0=40, % of each L3 cache's memory bandwidth; L3:0=f, a mask of 11 ways, by resctrl"
+    assert found["acme"] == Held(how)
+    assert schemata(base, "L3") == {0: 2**11 - 1, 1: 2**11 - 1}, "what is not held may fill all of it"
+    machine.hold({"globex": CoreShare((2, 3), 0.5)})
+    assert masks(base)["globex"][0] == 0b00000011111
+
+
+def test_a_part_below_what_the_processor_gives_is_said_and_ways_are_shared_where_there_are_too_few(root: KernelPath) -> None:
+    base = lay_out(root, 8, ways=4)
+    (base / "info/L3/min_cbm_bits").write_text("2\n")
+    found = CoreGroups(root).hold({"acme": CoreShare((0,), 0.75), "globex": CoreShare((2,), 0.1), "none": CoreShare((3,), 0.1)})
+    assert masks(base) == {"acme": {0: 0b0111}, "globex": {0: 0b1100}, "none": {0: 0b1100}}
+    least = "its part of the L3 cache is 0.1, and this processor gives 2 of 4 ways at least"
+    shared = "it has ways of the L3 cache that another held tenant has, as there are too few"
+    assert found["acme"].notes == ()
+    assert found["globex"].notes == found["none"].notes == (least, shared)
+    assert CoreGroups(root).look({"acme": CoreShare((0,), 1.0)})["acme"].how.count("L3:0=f,"), "all there is"
+
+
+def test_code_and_data_get_the_same_ways_where_the_cache_divides_them(root: KernelPath) -> None:
+    base = lay_out(root, 8, ways=10, caches=("L3CODE", "L3DATA"))
+    found = CoreGroups(root).hold({"acme": ACME})["acme"]
+    assert "L3CODE:0=f L3DATA:0=f, a mask of 10 ways" in found.how
+    assert masks(base, "L3CODE") == masks(base, "L3DATA") == {"acme": {0: 0b1111}}
+
+
+def test_a_cache_is_divided_where_bandwidth_is_not(root: KernelPath) -> None:
+    base = lay_out(root, 8, default=0, ways=10)
+    found = CoreGroups(root).hold({"acme": ACME})["acme"]
+    assert found.how == "cores 0-1: L3:0=f, a mask of 10 ways, by resctrl"
+    (note,) = found.notes
+    assert note.startswith("of its memory_bandwidth only its part of the L3 cache is held, as this processor does not limit")
+    assert masks(base) == {"acme": {0: 0b1111}}
+
+
+def test_of_a_rate_the_cache_is_divided_by_cores(root: KernelPath) -> None:
+    base = lay_out(root, 8, domains=2, default=2**32 - 1, ways=16)
+    (root / "proc/self/mounts").write_text("resctrl /sys/fs/resctrl resctrl rw,mba_MBps 0 0\n")
+    CoreGroups(root).hold({"acme": CoreShare((3, 4, 5), 20_000_000_000), "globex": CoreShare((0,), 10**9)})
+    assert masks(base) == {"acme": {0: 0xF, 1: 0xFF}, "globex": {0: 0xF0, 1: 0xFFFF}}
+
+
+def test_bandwidth_is_held_where_the_ways_are_another_groups_alone(root: KernelPath) -> None:
+    base = lay_out(root, 8, ways=10)
+    (base / "batch").mkdir()
+    (base / "batch/schemata").write_text("L3:0=3\n")
+    (base / "batch/mode").write_text("exclusive\n")
+    machine = CoreGroups(root)
+    found = machine.hold({"acme": ACME})["acme"]
+    assert found.how == "cores 0-1: MB:0=40, % of each L3 cache's memory bandwidth, by resctrl"
+    assert found.notes == (
+        "its part of the L3 cache is not held, as [Errno 22] Invalid argument (Overlaps with exclusive group)",
+    )
+    assert held(base) == {"acme": ({0, 1}, {0: 40})}
+    assert not machine.blocked, "it would not be held later either"
+
+
+@pytest.mark.parametrize("limbo", [True, False])
+def test_what_the_kernel_cannot_count_for_now_is_not_held_but_may_be_later(
+    root: KernelPath, base: KernelPath, limbo: bool
+) -> None:
+    (base / "info/L3_MON/num_rmids").write_text("2\n")
+    (base / "batch").mkdir()
+    if limbo:
+        (base / "limbo").write_text("")
+    machine = CoreGroups(root)
+    (note,) = machine.hold({"acme": ACME})["acme"].notes
+    assert "(Out of RMIDs)" in note
+    assert "hold fewer tenants" not in note
+    assert machine.blocked
+    (base / "batch").rmdir()
+    assert machine.hold({"acme": ACME})["acme"].how
+    assert not machine.blocked

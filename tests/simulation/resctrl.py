@@ -86,21 +86,43 @@ class KernelPath(PosixPath):
     def _write_schemata(self, base: "KernelPath", data: str) -> None:
         if not data.endswith("\n"):
             _fail(base, errno.EINVAL, "ok")
-        name, _, values = data.strip().partition(":")
-        before = schemata(self.parent)
-        if name != "MB":
-            _fail(base, errno.EINVAL, f"Unknown or unsupported resource name '{name}'")
+        found = {name: schemata(self.parent, name) for name in resources(base)}
+        for line in data.removesuffix("\n").split("\n"):
+            name, colon, values = line.partition(":")
+            if not colon:
+                _fail(base, errno.EINVAL, "Missing ':'")
+            if name not in found:
+                _fail(base, errno.EINVAL, f"Unknown or unsupported resource name '{name}'")
+            for each in values.split(";"):
+                domain, value = each.split("=")
+                if int(domain) not in found[name]:
+                    _fail(base, errno.EINVAL, "ok")  # The kernel says nothing of it.
+                check = self._bandwidth if name == "MB" else self._mask
+                found[name][int(domain)] = check(base, name, int(domain), value)
+        _set_schemata(self, found)  # All of it, or nothing.
+
+    def _bandwidth(self, base: "KernelPath", name: str, domain: int, text: str) -> int:
         least, step = (int((base / "info/MB" / each).read_text()) for each in ("min_bandwidth", "bandwidth_gran"))
-        for each in values.split(";"):
-            domain, value = map(int, each.split("="))
-            if domain not in before:
-                _fail(base, errno.EINVAL, "ok")  # The kernel says nothing of it.
-            most = max(MOST, *before.values())
-            if not least <= value <= most:
-                _fail(base, errno.EINVAL, f"MB value {value} out of range [{least},{most}]")
-            before[domain] = -(-value // step) * step
-        text = ";".join(f"{domain}={value:4}" for domain, value in before.items())
-        PosixPath(self).write_text(f"    MB:{text}\n")
+        most, value = max(MOST, *schemata(base).values()), int(text)
+        if not least <= value <= most:
+            _fail(base, errno.EINVAL, f"MB value {value} out of range [{least},{most}]")
+        return -(-value // step) * step
+
+    def _mask(self, base: "KernelPath", name: str, domain: int, text: str) -> int:
+        """As the kernel does for a processor without `sparse_masks`."""
+        all_ways, least = (int((base / "info" / name / each).read_text(), 16) for each in ("cbm_mask", "min_cbm_bits"))
+        value = int(text, 16)
+        if not 0 < value <= all_ways:
+            _fail(base, errno.EINVAL, "Mask out of range")
+        if "0" in f"{value:b}".strip("0"):
+            _fail(base, errno.EINVAL, f"The mask {value:x} has non-consecutive 1-bits")
+        if value.bit_count() < least:
+            _fail(base, errno.EINVAL, f"Need at least {least} bits in the mask")
+        for group in groups(base):
+            alone = (group / "mode").read_text().strip() == "exclusive"
+            if alone and group != self.parent and schemata(group, name)[domain] & value:
+                _fail(base, errno.EINVAL, "Overlaps with exclusive group")
+        return value
 
     def _write_cpus(self, base: "KernelPath", data: str) -> None:
         try:
@@ -128,24 +150,40 @@ class KernelPath(PosixPath):
             _set_cpus(group, cpus(group) & cpus(base))
 
 
-def lay_out(root: "KernelPath", cores: int, closids: int = 8, domains: int = 1, default: int = MOST) -> KernelPath:
-    """Make the folder for a machine with so many cores, each half a physical one, under so many L3 caches; where it is."""
+def lay_out(
+    root: "KernelPath",
+    cores: int,
+    closids: int = 8,
+    domains: int = 1,
+    default: int = MOST,
+    ways: int = 0,
+    caches: Iterable[str] = ("L3",),
+) -> KernelPath:
+    """Make the folder for a machine with so many cores, each half a physical one, under so many L3 caches; where it is.
+
+    Without a `default` bandwidth is not limited, and without `ways` caches are not divided; `caches` are L3CODE and L3DATA
+    when it is mounted with cdp.
+    """
     base = PosixPath(root) / "sys/fs/resctrl"
     for core in range(cores):
         cache = PosixPath(root) / f"sys/devices/system/cpu/cpu{core}/cache/index3"
-        _write(cache, {"level": "3", "id": str(core * domains // cores)})
+        number, there = core * domains // cores, -(-cores // domains)
+        _write(cache, {"level": "3", "id": str(number), "shared_cpu_list": f"{number * there}-{(number + 1) * there - 1}"})
         _write(cache.parent.parent / "topology", {"thread_siblings_list": f"{core // 2 * 2}-{core // 2 * 2 + 1}"})
     _write(PosixPath(root) / "proc", {"cpuinfo": "vendor_id\t: GenuineIntel"})
     _write(
         PosixPath(root) / "proc/self",
         {"mounts": f"resctrl {base} resctrl rw,relatime 0 0", "cpu_resctrl_groups": "res:/\nmon:"},
     )
-    _write(
-        base / "info", {"last_cmd_status": "ok", "defaults": "MB:" + ";".join(f"{each}={default}" for each in range(domains))}
-    )
+    defaults = ["MB:" + ";".join(f"{each}={default}" for each in range(domains))] if default else []
+    for name in caches if ways else ():
+        _write(base / "info" / name, {"num_closids": str(closids), "cbm_mask": f"{(1 << ways) - 1:x}", "min_cbm_bits": "1"})
+        defaults.append(f"{name}:" + ";".join(f"{each}={(1 << ways) - 1:x}" for each in range(domains)))
+    _write(base / "info", {"last_cmd_status": "ok", "defaults": "\n".join(defaults)})
     about = {"num_closids": closids, "min_bandwidth": 10, "bandwidth_gran": 10, "thread_throttle_mode": "per-thread"}
-    _write(base / "info/MB", {name: str(each) for name, each in about.items()})
-    _write(base / "info/L3", {"num_closids": str(closids + 8)})
+    if default:
+        _write(base / "info/MB", {name: str(each) for name, each in about.items()})
+    _write(base / "info/L2", {"num_closids": str(closids + 8)})
     _write(base / "info/L3_MON", {"mon_features": "llc_occupancy\nmbm_total_bytes", "num_rmids": "256"})
     for each in range(domains):
         _write(base / f"mon_data/mon_L3_{each:02}", {"mbm_total_bytes": "0"})
@@ -169,10 +207,19 @@ def cpus(group: PosixPath) -> set[int]:
     return set(numbers((group / "cpus_list").read_text()))
 
 
-def schemata(group: PosixPath) -> dict[int, int]:
+def resources(group: PosixPath) -> list[str]:
+    """What its `schemata` limits."""
+    return [line.partition(":")[0].strip() for line in (group / "schemata").read_text().split("\n") if line]
+
+
+def schemata(group: PosixPath, resource: str = "MB") -> dict[int, int]:
     """What a group has of each L3 cache."""
-    _, _, values = (group / "schemata").read_text().strip().partition(":")
-    return {int(domain): int(value) for domain, value in (each.split("=") for each in values.split(";"))}
+    for line in (group / "schemata").read_text().splitlines():
+        name, _, values = line.strip().partition(":")
+        if name == resource:
+            pairs = (each.split("=") for each in values.split(";"))
+            return {int(domain): int(value, 10 if name == "MB" else 16) for domain, value in pairs}
+    raise KeyError(resource)
 
 
 def numbers(text: str) -> Iterable[int]:
@@ -180,6 +227,15 @@ def numbers(text: str) -> Iterable[int]:
     for each in filter(None, text.strip().split(",")):
         first, _, last = each.partition("-")
         yield from range(int(first), int(last or first) + 1)
+
+
+def _set_schemata(file: PosixPath, found: dict[str, dict[int, int]]) -> None:
+    lines = (
+        f"{name:>6}:"
+        + ";".join(f"{domain}={value:4}" if name == "MB" else f"{domain}={value:x}" for domain, value in each.items())
+        for name, each in found.items()
+    )
+    PosixPath(file).write_text("".join(f"{line}\n" for line in lines))
 
 
 def _set_cpus(group: PosixPath, cores: Iterable[int]) -> None:
