@@ -121,7 +121,9 @@ def _prove(run: Run, end: float, found: Progress) -> None:
         attacks = _attacks(run.access, _tenant(found, pair.victim), _tenant(found, pair.aggressor), chosen.kinds[pair])
         victim = _victim(run.access, _tenant(found, pair.victim))
         found.measured.append(measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report, until))
-    for pair, kinds, rounds in _unfenced(run, found, able):
+    began, strained = perf_counter(), list(_unfenced(run, found, able))
+    for number, (pair, kinds, rounds) in enumerate(strained, 1):
+        until = began + 2 * run.seconds * number / len(strained) if run.memory else 0.0
         run.report(f"{pair}: straining memory")
         try:
             beside: dict[str, Beside] = {kind: _strains(run.access, pair, kind) for kind in kinds}
@@ -136,7 +138,7 @@ def _prove(run: Run, end: float, found: Progress) -> None:
             continue
         places = place(pair, found.located, cores, every)
         victim = _victim(run.access, _tenant(found, pair.victim))
-        found.unfenced.append(measure(pair, victim, beside, rounds, places, others, run.alive, run.report))
+        found.unfenced.append(measure(pair, victim, beside, rounds, places, others, run.alive, run.report, until))
 
 
 def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple[Pair, tuple[Strain, ...], int]]:

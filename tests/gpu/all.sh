@@ -17,7 +17,7 @@
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
 # for each tenant, which soak, prove, fence, fence-prove, change and lending have then as well. Their files have names as felt-mps.log. Without it all of
 # these have mps = "off", which is not the default; a server with the default is among what the part mps starts.
-# The parts fence and fence-prove take 330 and 280 s, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
+# The parts fence and fence-prove take 330 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
@@ -121,8 +121,8 @@ for part in "$@"; do
         --fence "${FENCE:-0.2}" --victim gemm mob enc tiny --rate 200 --arrivals fixed --seconds 0.8 --rounds 2 --json "$out/fence$mps.json" ${FENCE_OPTIONS:-} ;;
     fence-prove)
       # shellcheck disable=SC2086  # Options.
-      run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.2}" \
-        --memory --strains memory-read,memory-copy,random-sectors,pcie-out --seconds 32 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
+      run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-330}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.2}" \
+        --memory --strains memory-read,random-sectors,pcie-out --seconds 36 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.

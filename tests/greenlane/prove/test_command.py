@@ -25,6 +25,7 @@ from greenlane.prove.access import Access, CannotProve, ServerEnded
 from greenlane.prove.command import main
 from greenlane.prove.command_line import parse
 from greenlane.prove.findings import Findings
+from greenlane.prove.plan import LEAST
 from greenlane.prove.proving import Run, prove
 from greenlane.prove.survey import survey
 from partitions.strain import STRAINS
@@ -164,6 +165,16 @@ def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: P
     assert "acme beside globex: straining memory" in said
     (why,) = [why for pair, why in found.untried.items() if str(pair) == "globex beside acme"]
     assert why == "there was no time left for strains of memory; --seconds 15 has time for every pair"
+
+
+def test_strains_that_count_and_say_nothing_yet_are_measured_again(slow: Path) -> None:
+    """Of a victim whose model is slow there are too few requests in the rounds that `seconds` have time for."""
+    said: list[str] = []
+    with running(slow) as (access, alive, _):
+        run = Run(access, alive, False, "test", 6.0, "globex", PROGRAM, said.append, memory=True, strains=("memory read",))
+        (measured,) = prove(run).unfenced
+    assert "globex beside acme: too noisy for a verdict on memory read: again" in said
+    assert len(measured.results[0].rounds["alone"]) > LEAST
 
 
 @pytest.mark.parametrize("memory", [True, False])
