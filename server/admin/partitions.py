@@ -42,7 +42,7 @@ async def partitions(
     return json_response(await _partitions(controller))
 
 
-@router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(500))
+@router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(409, 500))
 async def probe(controller: ControllerDep) -> Response:
     """Run a small amount of work in every partition and report on which units (cores or SMs) it ran."""
     probed = [(each.name, *await controller.probe(each)) for each in controller.devices]
@@ -66,8 +66,8 @@ async def probe(controller: ControllerDep) -> Response:
 async def repartition(service: ServiceDep, controller: ControllerDep, request: Request) -> Response:
     """Give tenants other numbers of granules while all are served; they may be of several devices.
 
-    All change or none: 409, and nothing has changed, for what does not fit, or where a tenant that moves does not halt within
-    `server.max_pause`.
+    All change or none: 409, and nothing has changed, for what does not fit, where a tenant that moves does not halt within
+    `server.max_pause`, or after a minute behind another change, such as a reload that loads models.
     """
     counts = await read_object(request, service.uploads)
     if not counts:
@@ -91,8 +91,8 @@ async def transfer(
     """Move a tenant to another device while it is served: its requests wait for a moment, and none fails.
 
     Its models are loaded there first, which may take as long as at the start. 409, and nothing has changed, for what does not
-    fit, where a model cannot be served there, or where the tenant's inferences do not end within `server.max_pause`. The move
-    lasts until the server ends: the configuration's `device` is where it starts.
+    fit, where a model cannot be served there, where the tenant's inferences do not end within `server.max_pause`, or after a
+    minute behind another change. The move lasts until the server ends: the configuration's `device` is where it starts.
     """
     given = await read_object(request, service.uploads)
     if unknown := sorted(given.keys() - {"device", "granules"}):

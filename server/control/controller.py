@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -28,7 +28,7 @@ from .moves import By, MoveLog, check_counts, plan_transfer
 from .moves import Move as MoveRecord
 from .placement_plans import PlacementPlans
 from .start_progress import StartProgress
-from .tenant_plan import TenantPlan
+from .tenant_plan import UNCHANGED, TenantPlan
 from .together import completed, together
 
 log = logging.getLogger("greenlane.control")
@@ -51,6 +51,8 @@ meanwhile. If not all its units have begun by then, later tries hold it as long 
 _STANDSTILL = 600.0
 """Seconds in which a start looks at partitions again while the same models are loaded. No load is known that has the driver's
 lock for so long, so what blocks the looks will not end."""
+_PATIENCE = 60.0
+"""Most clients have given up by then, and do not expect that what they asked for is done later."""
 _MOST_ASKED = 10
 """How often all processes are asked what is served, before the log says that the server is ready."""
 MOST_STRAINS = 4
@@ -83,6 +85,8 @@ class Controller:
         self.tenant_host: TenantHost | None = None
         """What starts and ends tenants while others are served; None where that is not possible."""
         self._transfer = transfer
+        self.patience = _PATIENCE
+        """Seconds for which a change of granules, a probe or a strain waits for the change before."""
         self.started = time.time()
         self.restarts: dict[str, int] = {}
         """How often each process of the server ended unexpectedly and was started again, by its name in the log."""
@@ -228,11 +232,12 @@ class Controller:
         New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
         their work in flight has ended, switch, and go on. Where several processes have tenants that move, they move all or
         none: each process prepares and halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an
-        unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the
-        old partitions stay. Shares that all these tenants have already are no move, and not recorded as one, but an operator's
-        wish pauses the autopilot all the same. Returns the tenants whose granules have changed, sorted.
+        unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`, or if an earlier
+        change takes longer than `patience`. After an error the old partitions stay. Shares that all these tenants have already
+        are no move, and not recorded as one, but an operator's wish pauses the autopilot all the same. Returns the tenants
+        whose granules have changed, sorted.
         """
-        async with self.granules_change:
+        async with self._holding(self.granules_change):
             check_counts(counts, self.tenants)
             if counts.items() <= self.counts.items():
                 if by == "operator":
@@ -246,6 +251,21 @@ class Controller:
                 self.repartitions += 1
         log.info("repartitioned: %s; %s", "; ".join(shares(device.info, device.held) for device, _ in moves), record)
         return tuple(sorted(name for _, move in moves for name in move.movers))
+
+    @asynccontextmanager
+    async def _holding(self, lock: asyncio.Lock) -> AsyncIterator[None]:
+        """Hold this lock. Raises Conflict if another change holds it for longer than `patience`."""
+        try:
+            async with asyncio.timeout(self.patience):
+                await lock.acquire()
+        except TimeoutError:
+            other = "a reload, which may load models," if self.reconfiguring else "another change"
+            why = f"{other} has gone on for {self.patience:g} s; try again when it has ended"
+            raise Conflict(f"{UNCHANGED}: {why}") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
@@ -303,7 +323,11 @@ class Controller:
         with the arithmetic, Unavailable while one of the devices does not serve, Conflict if a model is not served there or the
         tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
-        async with self.device_changes, self.models_change(tenant), self.granules_change:
+        async with (
+            self._holding(self.device_changes),
+            self._holding(self.models_change(tenant)),
+            self._holding(self.granules_change),
+        ):
             transfer = self._transfer
             state_of = partial(self.device_state, tenant=tenant)
             move = plan_transfer(self.devices, tenant, to, count, state_of, transfer is not None)
@@ -417,7 +441,7 @@ class Controller:
         Where units have no numbers, the work takes all of them, again and again until each two partitions have had theirs at
         the same time. A tenant stands still for 2 ms, and for 2 to 500 ms with each further try that it takes part in.
         """
-        async with self.granules_change:
+        async with self._holding(self.granules_change):
             runtimes = device.distinct()
             found, shared = await self._probe(device, runtimes, runtimes)
             if shared:
@@ -435,7 +459,7 @@ class Controller:
             raise Conflict(f"tenant {tenant}: {why}")
         self._strains += 1
         try:
-            async with self.granules_change:
+            async with self._holding(self.granules_change):
                 if self._lifecycle.state in ("draining", "closed"):
                     raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
                 return await self._runtime_of(tenant).strain(tenant, kind, seconds)

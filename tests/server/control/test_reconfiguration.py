@@ -514,6 +514,44 @@ async def test_a_reload_that_loads_models_and_changes_shares_counts_again_what_t
     assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
 
 
+async def test_what_waits_for_the_load_of_a_tenant_that_comes_is_refused_after_a_while_and_nothing_of_it_is_done(
+    site: Site,
+) -> None:
+    begun, gate, prepare = asyncio.Event(), asyncio.Event(), site.host.prepare
+
+    async def never(*given: Any) -> Arrival:
+        begun.set()
+        await gate.wait()
+        return await prepare(*given)
+
+    site.host.prepare, site.controller.patience = never, 0.01  # type: ignore[method-assign]
+    reloading = asyncio.ensure_future(site.use(tenant("acme", 2), tenant("globex"), tenant("initech")))
+    await begun.wait()
+    for change in (
+        site.controller.repartition({"globex": 2}),
+        site.controller.transfer("acme", "1"),
+        site.controller.probe(site.controller.devices[0]),
+        site.controller.strain("acme", "memory read", 0.1),
+    ):
+        with pytest.raises(Conflict, match=r"nothing has changed: a reload.* has gone on for 0\.01 s; try again"):
+            await change
+    gate.set()
+    await reloading
+    assert site.held == {"acme": (0, 1), "globex": (2,), "initech": (3,)}
+    await site.controller.repartition({"acme": 1})
+
+
+async def test_a_repartition_that_waits_for_a_move_is_refused_after_a_while() -> None:
+    site = await Moving().start()
+    moving = asyncio.ensure_future(site.controller.transfer("acme", "1"))
+    await site.begun.wait()
+    site.controller.patience = 0.01
+    with pytest.raises(Conflict, match="nothing has changed: another change has gone on"):
+        await site.controller.repartition({"globex": 1})
+    site.gate.set()
+    await moving
+
+
 async def test_a_repartition_does_not_wait_for_requests_of_models_that_a_reload_replaces(site: Site) -> None:
     site.runtime.models = models = Replacing(site.runtime)
     reloading = asyncio.ensure_future(site.use(tenant("acme", 1).with_models(("b",)), tenant("globex")))
