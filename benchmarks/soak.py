@@ -8,7 +8,7 @@ say how long clients waited here, not what the server can do.
 
 Exit status 0 if it held: no wrong answer, none missing but on connections that a kill ended, memory and descriptors flat, the
 account's sums right, and every tenant answered at the end. With `--fence RATE` acme has hogs of memory and PCIe as well, and is
-held to such a part of both; then some of their works have to have run narrow, and some to have waited.
+held to such a part of both; then some of their works have to have run narrow, and but on a GPU some to have waited.
 """
 
 import argparse
@@ -152,7 +152,7 @@ def soak(folder: Path, options: argparse.Namespace) -> Report:
             ask(server.port, "GET", "/admin/partitions")[1]["partitions"]["acme"].get("fence", {}) if options.fence else None
         )
         log = [line for line in server.log if "Traceback" in line or "ERROR" in line]
-    return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log, fence)
+    return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log, fence, options.device)
 
 
 def changes(fence: str | None) -> list[dict[str, str]]:

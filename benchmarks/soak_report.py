@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from greenlane.load.figures import percentile
 
-from .soak_clients import Client, Outcome
+from .soak_clients import HOGS, Client, Outcome
 from .soak_events import Event, Sample
 
 GOOD = frozenset({"right", "refused", "left"})
@@ -30,8 +30,8 @@ and models, of which the next ones use what was freed (docs/lab/2026-11-23-soak.
 """
 ENDING = 0.25
 """Seconds that a killed process may need until the kernel has closed its sockets; they are looked at separately."""
-AFTER_KILL = 2.0
-"""Seconds after a kill for which answers are said to be beside it."""
+AFTER = {"kill": 2.0, "kill of dev": 5.0}
+"""Seconds after a kill, of an HTTP process or a device process, for which answers are said to be beside it."""
 SUMS = 0.02
 """By which the account's sums may differ from the time that passed."""
 
@@ -65,6 +65,7 @@ class Report:
     log: Sequence[str]
     fence: dict[str, Any] | None = None
     """What /admin/partitions says of the tenant that is fenced; None where none is."""
+    device: str = "cpu"
 
     def failures(self) -> list[str]:
         """Why it did not hold."""
@@ -73,7 +74,9 @@ class Report:
         found += [f"{row['name']}: memory or descriptors grow" for row in self.processes() if not row["flat"]]
         found += [f"{tenant} answers {count} of 20 at the end" for tenant, count in self.answered.items() if count < 20]
         if self.fence is not None:
-            found += [f"the fence held nothing: 0 {what}" for what in ("launches", "waits") if not self.fence.get(what)]
+            # A GPU does not copy the output that no client asks for, so nothing has to wait for its PCIe.
+            needed = ("launches",) if self.device == "cuda" else ("launches", "waits")
+            found += [f"the fence held nothing: 0 {what}" for what in needed if not self.fence.get(what)]
         if abs(self.account.share - 1) > SUMS:
             found.append(f"the account's sum is {self.account.share:.3f} of what there was")
         return found
@@ -105,16 +108,17 @@ class Report:
             yield what, each._replace(cause=cause)
 
     def latencies(self) -> dict[tuple[str, str], list[float]]:
-        """Seconds of right answers, ascending, by tenant and by what was going on."""
+        """Seconds of right answers, ascending, by tenant and by what was going on; those of a tenant's hogs stand apart."""
         found: dict[tuple[str, str], list[float]] = {}
         spans = sorted(self.events, key=lambda each: each.began)
         begins = [each.began for each in spans]
         for client in self.clients:
+            whose = f"{client.tenant}, {client.kind}" if client.kind in HOGS else client.tenant
             for each in client.outcomes:
                 if each.what == "right" and client.kind != "slow":
                     now = _beside(spans, begins, client.tenant, each)
                     for what in (*sorted(now or {"nothing else"}), "all"):
-                        found.setdefault((client.tenant, what), []).append(each.ended - each.began)
+                        found.setdefault((whose, what), []).append(each.ended - each.began)
         return {key: sorted(found[key]) for key in sorted(found)}
 
     def processes(self) -> list[dict[str, Any]]:
@@ -232,9 +236,10 @@ def _beside(spans: Sequence[Event], begins: Sequence[float], tenant: str, outcom
     """What was done while this was answered. Events follow each other; only those of kills reach into the next ones."""
     found, at = set(), bisect_left(begins, outcome.ended)
     for each in spans[max(0, at - 16) : at]:
-        if each.ended + (AFTER_KILL if each.name == "kill" else 0.0) >= outcome.began:
+        if each.ended + AFTER.get(each.name, 0.0) >= outcome.began:
             name = each.name.partition(" (")[0]
-            found.add(name if name != "kill" else "its kill" if each.tenant == tenant else "another's kill")
+            whose = "its " if each.tenant == tenant else "another's "
+            found.add(whose + name if name in AFTER else name)
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,20 @@ def test_latencies_stand_beside_what_was_going_on() -> None:
         ("beta", "its kill"): [0.25],
         ("beta", "nothing else"): [0.5],
     }
+
+
+def test_a_device_process_takes_longer_to_be_back_and_hogs_stand_apart() -> None:
+    right = Outcome("right", "kept", 1.0, 104.0, 104.25)
+    clients = [
+        Client(0, tenant, kind, 1.0, random.Random(0), threading.Event(), [right])
+        for tenant, kind in (("acme", "kept"), ("acme", "reading"), ("beta", "kept"))
+    ]
+    killed = KILL._replace(name="kill of dev")
+    found = Report(120.0, clients, [killed], {}, Account(1.0, 0.0, 0.0), {}, [], {"launches": 7, "waits": 0}, "cuda")
+    beside = {("acme", "another's kill of dev"), ("acme, reading", "another's kill of dev"), ("beta", "its kill of dev")}
+    assert {key for key in found.latencies() if key[1] != "all"} == beside
+    assert found.failures() == []
+    assert replace(found, device="cpu").failures() == ["the fence held nothing: 0 waits"]
 
 
 @pytest.mark.parametrize(("data", "what"), [([1, 2], "right"), ([1, 3], "wrong"), ([1], "wrong"), (["a", 2], "wrong")])
