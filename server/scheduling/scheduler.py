@@ -93,7 +93,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise QueueFull if there is no room for one more request."""
-        if self._queued >= self.limit and not self._may_launch:
+        if self.full:
             raise QueueFull(f"Exceeds maximum queue size: {self.limit} requests may wait, and as many do ({self.setting})")
 
     def add(self, ticket: Ticket, priority: int = 0, batchable: Batchable | None = None) -> None:
@@ -206,7 +206,3 @@ class HelperScheduler(Scheduler):
     @property
     def full(self) -> bool:
         return self._occupancy.queue_is_full
-
-    def check(self) -> None:
-        if self.full:
-            raise QueueFull(f"Exceeds maximum queue size: {self.limit} requests may wait, and as many do ({self.setting})")
