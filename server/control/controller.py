@@ -241,7 +241,7 @@ class Controller:
             check_counts(counts, self.tenants)
             if counts.items() <= self.counts.items():
                 if by == "operator":
-                    self.moves.by_operator = time.monotonic()
+                    self.moves.give(counts)
                 return ()
             with self.recorded(by, reason, counts) as record:
                 moves = [(device, device.plan(own)) for device in self.devices if (own := device.own(counts))]
@@ -280,7 +280,7 @@ class Controller:
         finally:
             record.took_ms = milliseconds(time.monotonic() - began)
             if by == "operator" and record.outcome == "moved":
-                self.moves.by_operator = time.monotonic()
+                self.moves.give(counts)
 
     async def move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
         """Carry out a move on each of some devices: prepared by all runtimes of tenants that move, halted by all, committed."""
@@ -374,6 +374,7 @@ class Controller:
             device.host_cores |= arrival.host_cores
             self._states[name] = "serving"
             self._changing[name] = asyncio.Lock()
+            self.moves.given.add(name)
         frontends = {**self._frontends, **{name: each.frontend for name, each in arrivals.items()}}
         self._frontends = {name: frontends[name] for name in config.tenants}
         for device in self.devices:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from partitions.plan import Granules
@@ -52,6 +52,13 @@ class MoveLog:
         self._count = 0
         self.by_operator: float | None = None
         """When an operator last moved anything, or gave the shares that tenants had, on the clock of `time.monotonic`."""
+        self.given: set[str] = set()
+        """Tenants that an operator gave their share, also by a reload, since the autopilot last took their names from here."""
+
+    def give(self, tenants: Iterable[str]) -> None:
+        """An operator has given these tenants the shares that they have now."""
+        self.by_operator = time.monotonic()
+        self.given.update(tenants)
 
     def __iter__(self) -> Iterator[Move]:
         """The newest first."""

@@ -147,6 +147,7 @@ class Reconfiguration:
         try:
             with self._controller.recorded("operator", "reload, undone", counts) as record:
                 await self._controller.move(moves, record)
+            self._controller.moves.given.difference_update(counts)
         except (RequestError, PartitionError) as error:
             log.error("shares that a reload changed are not as before: %s", error)
 

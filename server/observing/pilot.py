@@ -43,7 +43,6 @@ class Pilot:
         self._autopilots: dict[str, Autopilot] = {}
         self._held: dict[str, dict[str, int]] = {}
         self._proposed: dict[tuple[str | None, str], float] = {}
-        self._operator_seen: dict[str, float | None] = {}
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -122,21 +121,20 @@ class Pilot:
             await self._move(autopilot, step, own, now)
 
     def _autopilot(self, device: ControlledDevice, held: dict[str, int]) -> Autopilot:
-        """The device's autopilot, with the goals of now. Tenants that have just come, or been moved by an operator, have their
-        own share now.
+        """The device's autopilot, with the goals of now. What tenants have is their own share if one has just come, or been
+        given its share by an operator.
         """
         found, before = self._autopilots.get(device.name), self._held.get(device.name)
-        last = self._controller.moves.by_operator
-        by_operator = before != held and last != self._operator_seen.get(device.name)
+        given = self._controller.moves.given.intersection(held)
+        self._controller.moves.given -= given
         goals = {name: goal for name in held if (goal := self.goal(name, device))}
-        if found is None or before is None or before.keys() != held.keys() or by_operator:
+        if found is None or before is None or before.keys() != held.keys() or given:
             unit = device.info.unit if set(device.info.granules) == {1} else "granule"
             found = self._autopilots[device.name] = Autopilot(goals, held, unit, self.pace)
         found.goals = goals  # A reload may have changed them.
         if before is not None and before != held:
             self._forget(held)
         self._held[device.name] = held
-        self._operator_seen[device.name] = last
         return found
 
     def goal(self, name: str, device: ControlledDevice) -> Goal | None:

@@ -170,6 +170,7 @@ async def test_tenants_come_go_and_shrink_in_one_reload(site: Site) -> None:
         "end globex",
     ]
     assert site.held == {"acme": (0,), "initech": (1, 2), "hooli": (3,)} == {"acme": (0,), **site.host.placed}
+    assert site.controller.moves.given == {"acme", "initech", "hooli"}
     assert [each.name for each, _ in await site.controller.reports()] == ["acme", "initech", "hooli"]
     with pytest.raises(NotFound):
         site.controller.models_change("globex")

@@ -83,6 +83,7 @@ class FakeController:
         self.give(counts)
         if by == "operator":
             self.moves.by_operator = self.now
+            self.moves.given.update(counts)
         return Move({}, {})
 
     async def run(self, until: float) -> None:
@@ -139,6 +140,20 @@ async def test_what_an_operator_gave_is_a_tenants_own_share() -> None:
     assert (site.pilot.own("acme"), site.pilot.own("globex")) == (3, 3)
     await site.run(1500)
     assert site.counts == {"acme": 3, "globex": 3, "other": 1}
+
+
+async def test_what_an_operator_gave_between_two_looks_is_a_tenants_own_share_also_where_it_has_it_already() -> None:
+    """By two changes, of which the second undoes the first, or by one that asks for what the autopilot has done."""
+    for changes in ([{"acme": 3, "globex": 3}, {"acme": 4, "globex": 2}], [{"acme": 4, "globex": 2}]):
+        site = FakeController()
+        await site.run(150)
+        assert (site.counts["acme"], site.pilot.own("acme"), site.pilot.own("globex")) == (4, 2, 4)
+        for counts in changes:
+            await site.repartition(counts)
+        await site.run(155)
+        assert (site.pilot.own("acme"), site.pilot.own("globex")) == (4, 2)
+        await site.run(1500)
+        assert site.counts == {"acme": 4, "globex": 2, "other": 1}
 
 
 @pytest.mark.parametrize("begins", [True, False])
