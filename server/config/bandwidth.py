@@ -1,5 +1,6 @@
 """What the keys `memory_bandwidth` and `pcie` of tenants come to on a device. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from partitions.base import Bandwidth
@@ -57,7 +58,8 @@ def too_much(
             of, them = f"of the device's {NAMES[key]}", "them" if len(known) > 1 else "it"
             if there := whole(key, moves):
                 of += f", which is {in_words(there)}"
-            problems.append(f"{terms} = {total:.3g} {of}: lower {them} by {total - 1:.2g}")
+            lower = _rounded_up(total - _MOST)
+            problems.append(f"{terms} = {total:.{max(3, 1 - _exponent(lower))}g} {of}: lower {them} by {lower:g}")
     return problems
 
 
@@ -65,6 +67,16 @@ def in_words(count: int) -> str:
     """Bytes a second with four digits."""
     unit, factor = next((each for each in RATES.items() if count >= each[1]), ("MB", RATES["MB"]))
     return f"{count / factor:.4g} {unit}/s"
+
+
+def _exponent(number: float) -> int:
+    return math.floor(math.log10(number))
+
+
+def _rounded_up(number: float) -> float:
+    """In two digits, as what is lowered by less does not fit."""
+    digits = 1 - _exponent(number)
+    return round(math.ceil(number * 10.0**digits) / 10.0**digits, digits)
 
 
 def _part(value: object, own: float, there: int) -> float | None:
@@ -75,5 +87,5 @@ def _part(value: object, own: float, there: int) -> float | None:
 
 def _term(tenant: TenantConfig, key: str, part: float) -> str:
     value = getattr(tenant, key)
-    text = f"{value:g}" if isinstance(value, float) else f"{value if value == 'auto' else write_rate(value)} ({part:.3g})"
+    text = f"{value:.12g}" if isinstance(value, float) else f"{value if value == 'auto' else write_rate(value)} ({part:.3g})"
     return f"{dotted(('tenants', tenant.name, key))} {text}"

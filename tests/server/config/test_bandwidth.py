@@ -78,12 +78,12 @@ def test_what_is_no_share_is_refused_with_what_was_expected(tmp_path: Path, writ
         (
             {"acme": {"memory_bandwidth": 4 * 10**12}, "globex": {}},
             "tenants.acme.memory_bandwidth 4TB/s (1.19) = 1.19 of the device's memory bandwidth, which is 3.352 TB/s: "
-            "lower it by 0.19",
+            "lower it by 0.2",
         ),
         (
             {"acme": {"pcie": 60 * 10**9}, "globex": {"pcie": 0.2}},
             "tenants.acme.pcie 60GB/s (0.952) + tenants.globex.pcie 0.2 = 1.15 of the device's PCIe, which is 63 GB/s: "
-            "lower them by 0.15",
+            "lower them by 0.16",
         ),
     ],
 )  # fmt: skip
@@ -91,6 +91,17 @@ def test_shares_of_more_than_there_is_are_refused_with_the_numbers(given: dict[s
     assert too_much(tenants(**given), HOMES, [8] * 4, MOVES) == [problem]
     config = Config.model_construct(tenants=MappingProxyType(tenants(**given)), source="c.toml")
     assert config.too_much(HOMES, [8] * 4, MOVES) == [f"c.toml: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("acme", "said", "lower"),
+    [(0.6249, "= 1.12 of", 0.13), (0.5004, "= 1.0004 of", 0.0004), (0.50000012, "= 1.0000001 of", 1.2e-7)],
+)
+def test_shares_that_are_lowered_by_what_is_said_fit(acme: float, said: str, lower: float) -> None:
+    (problem,) = too_much(tenants(acme={"pcie": acme}, globex={"pcie": 0.5}), HOMES, [8] * 4, None)
+    assert said in problem
+    assert problem.endswith(f": lower them by {lower:g}")
+    assert not too_much(tenants(acme={"pcie": acme - lower}, globex={"pcie": 0.5}), HOMES, [8] * 4, None)
 
 
 @pytest.mark.parametrize(
