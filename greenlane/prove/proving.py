@@ -80,7 +80,10 @@ def prove(run: Run) -> Findings:
         _prove(run, began + run.seconds, found)
     except ServerEnded as error:
         found.ended = run.alive() or str(error)
-        found.untried |= {pair: found.ended for pair in _wanted(run, found) if pair not in {m.pair for m in found.measured}}
+        missing = set(_wanted(run, found)) - {each.pair for each in found.measured}
+        if run.memory:
+            missing |= set(_near(run, found)) - {each.pair for each in found.unfenced} - found.untried.keys()
+        found.untried |= {pair: found.ended for pair in _wanted(run, found) if pair in missing}
     return Findings(
         run.source,
         perf_counter() - began,
@@ -143,9 +146,8 @@ def _prove(run: Run, end: float, found: Progress) -> None:
 
 def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple[Pair, tuple[Strain, ...], int]]:
     """The pairs of tenants of one device that strains are tried with, and how: without `memory` the first, if there is time."""
-    device = {each.name: each.device for each in found.tenants}
     unit = {each.tenant: each.unit for each in found.located}
-    near = [pair for pair in able if device[pair.victim] == device[pair.aggressor]]
+    near = [pair for pair in _near(run, found) if pair in able]
     possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core"), run.strains) for pair in near}
     for pair in near:
         if run.strains != STRAINS and (lacks := [kind for kind in run.strains if kind not in possibles[pair.aggressor]]):
@@ -166,6 +168,12 @@ def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple
 
 def _wanted(run: Run, found: Progress) -> list[Pair]:
     return pairs({each.name: each.device for each in found.tenants}, run.only)
+
+
+def _near(run: Run, found: Progress) -> list[Pair]:
+    """Those of tenants of one device."""
+    device = {each.name: each.device for each in found.tenants}
+    return [pair for pair in _wanted(run, found) if device[pair.victim] == device[pair.aggressor]]
 
 
 def _tenant(found: Progress, name: str) -> Surveyed:

@@ -125,6 +125,8 @@ def _lines(findings: Findings) -> Iterator[str]:
     if findings.untried:
         yield from ("", "Not tried")
         yield from (f"  {pair}: {why}" for pair, why in findings.untried.items())
+    if findings.ended and findings.ended not in findings.untried.values():
+        yield from ("", findings.ended)
     yield ""
     said = ", ".join(f"{count} {word}" for word, count in findings.counts.items())
     yield f"Pairs: {said or 'none, as one tenant has no neighbour'}"

@@ -20,7 +20,7 @@ import pytest
 from greenlane.load.jobs import Ask
 from greenlane.load.server_process import family_of
 from greenlane.load.wire import Caller, post
-from greenlane.prove import server
+from greenlane.prove import server, text
 from greenlane.prove.access import Access, CannotProve, ServerEnded
 from greenlane.prove.command import main
 from greenlane.prove.command_line import parse
@@ -241,6 +241,28 @@ def test_a_server_that_dies_meanwhile_ends_the_run_with_what_was_found_so_far(co
     assert set(found.untried.values()) == {found.ended}
     assert len(found.untried) == 2
     assert found.status == 3
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_server_that_dies_while_it_is_strained_is_said_and_leaves_the_pair_untried_if_strains_count(
+    config: Path, memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greenlane.prove.proving.UNFENCED", 2.0)
+    said: list[str] = []
+    with running(config) as (access, alive, pid):
+
+        def kill(what: str) -> None:
+            said.append(what)
+            if "round 1" in what and "acme beside globex: straining memory" in said:
+                os.kill(pid, signal.SIGKILL)
+
+        strains = ("memory read",)
+        found = prove(Run(access, alive, False, "test", 4.0, "acme", PROGRAM, kill, memory=memory, strains=strains))
+    assert found.ended.startswith("the server ended with status -9")
+    assert len(found.measured) == 1
+    assert not found.unfenced
+    assert list(found.untried.values()) == [found.ended] * memory
+    assert found.ended in text.render(found)
 
 
 @pytest.mark.parametrize(
