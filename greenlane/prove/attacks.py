@@ -4,8 +4,10 @@ Ordered by how much of the server each one meets: the model's own share, then HT
 """
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
@@ -118,6 +120,17 @@ def strain(kind: Strain, tenant: str, access: Access) -> Attack:
         return Ask(post(strain_of(tenant), access.administrator, strain_body(kind, seconds)))
 
     return Attack(kind, (), 1, frozenset({200}), "no model", "once", lasting=lasting)
+
+
+def fenced(tenant: str, fence: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Lines that say which strains by a tenant on cores something holds, and what; `fence` is what the server says of that."""
+    how, notes = (fence.get("cores", ""), fence["notes"]) if fence else ("", ["it has no memory_bandwidth"])
+    found = {what: bool(re.search(line, how)) for what, line in (("memory", "MB:"), ("the last cache (L2)", r"L3\w*:"))}
+    lines = []
+    for word, held in (("fenced", True), ("not fenced", False)):
+        if parts := [what for what, each in found.items() if each == held]:
+            lines.append(f"{word}: what {tenant} does to {' and '.join(parts)}{f': {how}' * held}")
+    return (*lines, *(f"{tenant}: {note}" for note in notes))
 
 
 def _chosen(tenant: Surveyed, own: Sequence[Drivable], like: Attack | None) -> Drivable | None:

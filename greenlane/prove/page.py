@@ -75,9 +75,11 @@ def _pair(findings: Findings, measured: Measured) -> str:
 
 
 def _unfenced(findings: Findings, measured: Measured) -> str:
+    felt = _felt(measured, strains=True, judged=findings.memory)
+    fenced = f"<ul>{each('li', measured.fenced)}</ul>" if measured.fenced else ""
     return (
         f"<section><h2>What partitions do not fence: {escape(str(measured.pair))}</h2><p>{escape(about(measured))}. "
-        f"{COUNTED if findings.memory else ONLY_SAID}</p>{_felt(measured, strains=True, judged=findings.memory)}</section>"
+        f"{COUNTED if findings.memory else ONLY_SAID}</p>{felt}{fenced}</section>"
     )
 
 

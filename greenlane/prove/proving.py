@@ -16,7 +16,7 @@ from partitions.strain import STRAINS, Strain
 
 from . import confinement
 from .access import Access, ServerEnded
-from .attacks import BATCHES, MARGIN, Attack, attack, possible, strain, strain_body, strain_of, strains
+from .attacks import BATCHES, MARGIN, Attack, attack, fenced, possible, strain, strain_body, strain_of, strains
 from .confinement import Located, Watch
 from .findings import Findings
 from .inputs import binary
@@ -141,7 +141,11 @@ def _prove(run: Run, end: float, found: Progress) -> None:
             continue
         places = place(pair, found.located, cores, every)
         victim = _victim(run.access, _tenant(found, pair.victim))
-        found.unfenced.append(measure(pair, victim, beside, rounds, places, others, run.alive, run.report, until))
+        measured = measure(pair, victim, beside, rounds, places, others, run.alive, run.report, until)
+        if any(each.unit == "core" and each.tenant == pair.aggressor for each in found.located):
+            share = run.access.administer("GET", "/admin/partitions")["partitions"].get(pair.aggressor, {})
+            measured = replace(measured, fenced=fenced(pair.aggressor, share.get("fence")))
+        found.unfenced.append(measured)
 
 
 def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple[Pair, tuple[Strain, ...], int]]:

@@ -111,6 +111,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     for measured in findings.unfenced:
         yield from ("", f"What partitions do not fence: {_title(measured)}", UNFENCED)
         yield from map(_strained, measured.results)
+        yield from (f"  {line}" for line in measured.fenced)
         yield from _failed(measured.failures)
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
     if findings.unfenced:

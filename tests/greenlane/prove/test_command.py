@@ -162,6 +162,10 @@ def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: P
     assert {200} <= {*result.statuses} <= {0, 200}, "a strain that a phase ends has no answer"
     assert result.attack.other.rate > 0.1
     assert all(rate > 0.1 for rate in result.moved.values())
+    assert measured.fenced == (
+        "not fenced: what globex does to memory and the last cache (L2)",
+        "globex: it has no memory_bandwidth",
+    )
     assert "acme beside globex: straining memory" in said
     (why,) = [why for pair, why in found.untried.items() if str(pair) == "globex beside acme"]
     assert why == "there was no time left for strains of memory; --seconds 15 has time for every pair"

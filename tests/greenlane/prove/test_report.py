@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from greenlane.load.intervals import Interval
 from greenlane.load.jobs import Ask
 from greenlane.load.rules import NO_GROWTH, Ruling, Word, rule
 from greenlane.prove import text
-from greenlane.prove.attacks import KINDS, WHAT, Attack
+from greenlane.prove.attacks import KINDS, WHAT, Attack, fenced
 from greenlane.prove.confinement import Located
 from greenlane.prove.document import VERSION, document
 from greenlane.prove.findings import Findings
@@ -71,7 +72,9 @@ def strained(beside: float = 3400, word: Word | None = None, kind: str = "memory
     """Findings of isolated tenants, one of which feels a strain of memory."""
     attack = Attack(kind, (), 1, frozenset({200}), "no model", "once", lasting=lambda _: Ask(b""), rate=2800.0)
     one = replace(result(beside, word=word), attack=Beside(attack, attack), moved={"beside": 2700.4, "control": math.nan})
-    return replace(findings(result()), unfenced=[Measured(PAIR, "m", 100.0, 0.0001, 0.02, (one,))])
+    return replace(
+        findings(result()), unfenced=[Measured(PAIR, "m", 100.0, 0.0001, 0.02, (one,), fenced=("not fenced: <all>",))]
+    )
 
 
 def test_what_no_partition_fences_is_said_and_counts_only_if_asked_to() -> None:
@@ -97,9 +100,11 @@ def test_a_strain_is_reported_with_by_how_much_it_was_felt_and_what_it_moved(mem
     page = render(found)
     assert "What partitions do not fence" in page
     assert "2,800" in page
+    assert "  not fenced: <all>" in lines
+    assert "<li>not fenced: &lt;all&gt;</li>" in page
     assert said in page
     (pair,) = json.loads(json.dumps(document(found), allow_nan=False))["unfenced"]
-    assert pair["counts"] == memory
+    assert (pair["counts"], pair["fenced"]) == (memory, ["not fenced: <all>"])
     assert pair["attacks"][0]["gigabytes_per_second"] == {"alone": 2800, "beside": 2700.4, "control": None}
     assert "gigabytes_per_second" not in document(found)["pairs"][0]["attacks"][0]
 
@@ -107,6 +112,41 @@ def test_a_strain_is_reported_with_by_how_much_it_was_felt_and_what_it_moved(mem
 @pytest.mark.parametrize(("planned", "said"), [(60.0, "60 s)"), (25.0, "60 s, as --seconds 25 counts neither strains")])
 def test_a_run_that_took_longer_than_was_asked_for_says_why(planned: float, said: str) -> None:
     assert f"(a growth of at most 1.3 is allowed; {said}" in text.render(replace(findings(result()), planned=planned))
+
+
+MB, L3 = "MB:0=40, % of each L3 cache's memory bandwidth", "L3:0=f, a mask of 11 ways"
+
+
+@pytest.mark.parametrize(
+    ("fence", "expected"),
+    [
+        (None, ["not fenced: what acme does to memory and the last cache (L2)", "acme: it has no memory_bandwidth"]),
+        (
+            {"cores": "", "notes": ["unfenced"]},
+            ["not fenced: what acme does to memory and the last cache (L2)", "acme: unfenced"],
+        ),
+        (
+            {"cores": f"core 1: {MB}, by resctrl", "notes": []},
+            [
+                f"fenced: what acme does to memory: core 1: {MB}, by resctrl",
+                "not fenced: what acme does to the last cache (L2)",
+            ],
+        ),
+        (
+            {"cores": f"core 1: {L3}, by resctrl", "notes": []},
+            [
+                f"fenced: what acme does to the last cache (L2): core 1: {L3}, by resctrl",
+                "not fenced: what acme does to memory",
+            ],
+        ),
+        (
+            {"cores": f"core 1: {MB}; {L3}, by resctrl", "notes": []},
+            [f"fenced: what acme does to memory and the last cache (L2): core 1: {MB}; {L3}, by resctrl"],
+        ),
+    ],
+)
+def test_it_is_said_which_strains_on_cores_something_holds(fence: dict[str, Any] | None, expected: list[str]) -> None:
+    assert list(fenced("acme", fence)) == expected
 
 
 def test_every_kind_is_explained() -> None:
