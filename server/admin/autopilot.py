@@ -15,7 +15,6 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..control.fence import FencedTenant
 from ..errors import BadRequest, Unavailable
 from ..facts import milliseconds
 from ..observing import advice as advising
@@ -131,21 +130,21 @@ async def advice(
             about.lending += advising.advise_neighbours(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
-        about.bandwidth = _bandwidth(controller, name, needs, found.fence if found else None, used)
+        about.bandwidth = _hog(controller, name, needs, used)
+        if found and (fence := found.fence):
+            about.bandwidth += advising.advise_fenced(name, fence, controller.tenants[name].target_p99)
+            before_fence = beside_before[name].fence if name in beside_before else None
+            if about.verdict == "more" and before_fence and name in needs:
+                waited = fence.waits - before_fence.waits
+                about.bandwidth += advising.advise_paced(name, waited, needs[name].requests, fence.pcie)
     return json_response(schemas.Advices(length, tenants))
 
 
-def _bandwidth(
-    controller: Controller,
-    name: str,
-    needs: Mapping[str, Need],
-    fence: FencedTenant | None,
-    used: Mapping[str, DeviceTotals],
-) -> list[str]:
-    """About a tenant's share of its device's memory bandwidth, or that it has none."""
+def _hog(controller: Controller, name: str, needs: Mapping[str, Need], used: Mapping[str, DeviceTotals]) -> list[str]:
+    """About what a tenant draws that has no share of its device's memory bandwidth."""
     tenant, device = controller.tenants[name], controller.device_of(name)
-    if fence:
-        return advising.advise_fenced(name, fence, tenant.target_p99)
+    if tenant.memory_bandwidth is not None:
+        return []
     there = used.get(device.name) if device else None
     if not (device and device.info.bandwidth and there and there.moved_in and name in there.tenants):
         return []

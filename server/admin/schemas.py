@@ -322,7 +322,7 @@ class Advice(Fact):
         Meta(examples=[["120 of 300 inferences ran on granules that globex lends"]]),
     ]
     bandwidth: Annotated[
-        list[str], "Memory bandwidth that it draws beside others, and models that its own share of that makes too slow."
+        list[str], "Memory bandwidth that it draws beside others, and what its own shares of that and of PCIe make too slow."
     ]
 
 

@@ -149,6 +149,16 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> lis
     return [*found, *fence.problems]
 
 
+def advise_paced(tenant: str, waited: int, requests: int, rate: int) -> list[str]:
+    """A sentence about a tenant that misses its target, if so many inferences waited for its share of PCIe that its p99 may be
+    theirs. The share is `rate` bytes a second.
+    """
+    if not rate or waited <= 0.01 * requests:
+        return []
+    held = f"{waited} inferences waited for {tenant}'s `pcie` of {_words(rate)} while others worked"
+    return [f"{held}: with more of that they would start sooner, on more granules they would not"]
+
+
 def _words(rate: float) -> str:
     """In three digits."""
     return in_words(int(float(f"{rate:.3g}")))

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -141,6 +142,21 @@ def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_pro
         until(lambda: as_before(http))
     until(lambda: site.fence().get("granules") == [0, 1])
     assert waited(site, server, "globex")
+
+
+def test_a_tenant_that_misses_its_target_for_its_share_of_pcie_reads_so(standard: Path, tmp_path: Path) -> None:
+    site = Fenced(tmp_path, standard, FORMS["device process"][1])
+    with running_devices(site.write(pcie="1MB/s", target_p99="1ms")) as server, client(server) as http:
+        site.server = server
+        until(lambda: site.fence() != {})
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(http.get, "/admin/advice?seconds=2")
+            while not asked.done():
+                assert waited(site, server, "globex")
+        said = asked.result().json()["tenants"]["acme"]
+    assert said["verdict"] == "more"
+    (sentence,) = said["bandwidth"]
+    assert "waited for acme's `pcie` of 1 MB/s" in sentence
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,8 @@
 
 import csv
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from partitions.base import Bandwidth
 from partitions.health import Health
 from server.config.tenant import TenantConfig
 
@@ -87,3 +90,30 @@ def test_it_is_in_the_account_the_metrics_the_status_and_the_files(served: Serve
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert sum(int(row["memory_bytes"] or 0) for row in rows) == 40 * GB
     assert {row["moved_by"] for row in rows if row["model"]} == {"estimated"}
+
+
+class Moving(VirtualDevice):
+    """Says what it moves."""
+
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(memory=GB, unit=GB, pcie=GB)
+
+
+@pytest.mark.parametrize(("keys", "named"), [({}, True), ({"pcie": 0.5}, True), ({"memory_bandwidth": 0.5}, False)])
+def test_a_hog_whose_memory_nothing_holds_is_named_in_the_advice(standard: Path, keys: dict[str, Any], named: bool) -> None:
+    acme = TenantConfig(name="acme", granules=2, models=("identity",), **keys)
+    globex = TenantConfig(name="globex", granules=2, models=("identity",))
+    with (
+        serving(configuration(standard, acme, globex), Moving(4)) as served,
+        httpx.Client(base_url=served.url, timeout=60) as http,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        asked = threads.submit(httpx.get, f"{served.url}/admin/advice?seconds=1", timeout=60)
+        for number in count(1):
+            for name in ("acme", "globex"):
+                assert infer(http, "identity", SMALL, headers={"x-tenant": name}).status_code == 200
+            served.call(says(served, {"memory": number * GB, "pcie_in": 0, "pcie_out": 0}))
+            if asked.done():
+                break
+        said = asked.result().json()["tenants"]["acme"]["bandwidth"]
+    assert any('`memory_bandwidth = "auto"` would hold acme' in each for each in said) == named

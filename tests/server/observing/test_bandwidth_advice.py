@@ -1,7 +1,7 @@
 """What is said of tenants that draw much of a device's memory bandwidth, and of those that are held to a share of it."""
 
 from server.control.fence import FencedModel, FencedTenant
-from server.observing.advice import advise_fenced, advise_hog
+from server.observing.advice import advise_fenced, advise_hog, advise_paced
 
 WHOLE = 3_350 * 10**9
 
@@ -43,6 +43,16 @@ def test_a_model_beside_which_others_are_slow_is_named_and_no_larger_share_helps
         "mob/1 takes 4.25 ms where acme's `memory_bandwidth` holds it, and 1.5 ms on all of its share: its target_p99 of 2 ms "
         "while others work takes none",
     ]
+
+
+def test_inferences_that_wait_for_pcie_are_said_where_they_may_be_why_a_target_is_missed() -> None:
+    (said,) = advise_paced("acme", 15, 1000, 20 * 10**9)
+    assert said == (
+        "15 inferences waited for acme's `pcie` of 20 GB/s while others worked: with more of that they would start sooner, "
+        "on more granules they would not"
+    )
+    assert advise_paced("acme", 9, 1000, 20 * 10**9) == [], "a p99 does not show them"
+    assert advise_paced("acme", 0, 0, 20 * 10**9) == advise_paced("acme", 1, 1, 0) == []
 
 
 def test_nothing_is_said_of_models_that_are_fast_enough_or_too_slow_anyway() -> None:
