@@ -1,4 +1,4 @@
-"""What a fence costs a tenant that is no hog: the rate of its models with and without one, in turns, on one server.
+"""What a fence costs a tenant that is no hog: the rate of its models with and without one, on one server.
 
 The victim's tenant is given the fence and loses it again by reloads, while its neighbour is at work lightly.
 """
@@ -21,16 +21,17 @@ from .loads import fixed
 HARMLESS = ("mob", "enc", "tiny")
 """Victims that are asked: those that draw little."""
 TURNS = 12
-"""Half of them with the fence."""
-LASTS = 0.4
+"""The middle half of them with the fence, so that what drifts meets both alike."""
+LASTS = 0.3
 """Seconds for which a model is asked back to back in a turn, by one client."""
 GAP = 0.05
 """Seconds before that."""
-RELOADS = 0.3
-"""Seconds before a turn besides, in which the server reloads its configuration."""
+MAKES, DROPS = 8.0, 1.0
+"""Seconds after a reload that gives the fence, in which a GPU's server makes the models' executors for it, and after one that
+takes it."""
 RATE = 50.0
 """Requests a second of the neighbour."""
-COSTS = TURNS * (RELOADS + len(HARMLESS) * (GAP + LASTS)) + 1.0
+COSTS = TURNS * len(HARMLESS) * (GAP + LASTS) + MAKES + DROPS + 1.0
 """Seconds that all of it takes."""
 
 
@@ -56,11 +57,10 @@ def costs_of(server: Server, repository: Path, settings: Settings) -> tuple[Cost
     if not models:
         return ()
     with begun([_neighbour(server.port, settings), _client(server.port, settings, windows)]) as (start, processes):
-        for turn in range(TURNS):
-            sleep(max(0.0, start + _turn(turn, len(models)) - perf_counter()))
-            server.reload(held if _holds(turn) else free, repository)
+        for turn, deployment in ((TURNS // 4, held), (TURNS * 3 // 4, free)):
+            sleep(max(0.0, start + _turn(turn - 1, len(models)) + _lasts(len(models)) - perf_counter()))
+            server.reload(deployment, repository)
         tallies = processes[1].results()
-    server.reload(free, repository)
     rates = [(window, tally.statuses.get(200, 0) / tally.seconds) for window, tally in zip(windows, tallies, strict=True)]
     return tuple(
         Cost(model, *(tuple(rate for one, rate in rates if (one.model, one.held) == (model, holds)) for holds in (True, False)))
@@ -69,18 +69,22 @@ def costs_of(server: Server, repository: Path, settings: Settings) -> tuple[Cost
 
 
 def _holds(turn: int) -> bool:
-    """With the fence and without, without and with it, so that what drifts meets both alike."""
-    return turn % 4 in (0, 3)
+    return TURNS // 4 <= turn < TURNS * 3 // 4
+
+
+def _lasts(models: int) -> float:
+    return models * (GAP + LASTS)
 
 
 def _turn(turn: int, models: int) -> float:
-    return turn * (RELOADS + models * (GAP + LASTS))
+    """When it begins."""
+    return turn * _lasts(models) + (MAKES if turn >= TURNS // 4 else 0) + (DROPS if turn >= TURNS * 3 // 4 else 0)
 
 
 def _windows(models: list[str]) -> Iterator[_Window]:
     for turn in range(TURNS):
         for place, model in enumerate(models):
-            yield _Window(model, _holds(turn), _turn(turn, len(models)) + RELOADS + place * (GAP + LASTS) + GAP)
+            yield _Window(model, _holds(turn), _turn(turn, len(models)) + place * (GAP + LASTS) + GAP)
 
 
 def _client(port: int, settings: Settings, windows: list[_Window]) -> InTurn:

@@ -36,7 +36,7 @@ from .verdicts import (
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
-LEARNS = 4.2
+LEARNS = 4.0
 """Seconds of an aggressor alone where it is fenced, in which the server learns what its works move: NVML is read every two."""
 TRIES = 35.0
 """Seconds of an aggressor beside a victim in which the server finds that it slows others, though it moves few bytes."""
@@ -44,6 +44,9 @@ WARMS = 2.0
 """Seconds for which each victim is asked on a server before anything counts, and before an aggressor is tried beside it."""
 TURN = 0.1
 """Seconds between two victims that are asked while one aggressor goes on."""
+SELDOM = 4
+"""So many times less often victims are asked beside an aggressor that slows them most and that nothing holds, so that neither
+their requests nor those of the next victim wait for each other."""
 BETWEEN = 0.8
 """Seconds from the end of a phase to the beginning of the next, as a rule: load processes are started, and begin ahead."""
 STARTS = 55.0
@@ -200,7 +203,9 @@ class Experiment:
         settings, victim = self._settings, step.victims[number]
         form = binary if settings.form == "binary" else as_json
         ask = form(victim, EVERYONE if self._in_one(step) else VICTIM)
-        due = arrivals(settings.arrivals, settings.victims[victim], settings.lasts(step), seed=step.round)
+        slowed = step.kind == CONTROL and settings.fence and KINDS[step.aggressor].tried
+        rate = settings.victims[victim] / (SELDOM if slowed else 1)
+        due = arrivals(settings.arrivals, rate, settings.lasts(step), seed=step.round)
         due = [self._begins(step, number) + at for at in due]
         count = 1 if settings.clients.victim else max(1, settings.processes // 2)
         shared = {"port": port, "ask": ask, "connections": 8 // count, "most": 64 // count}

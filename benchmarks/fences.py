@@ -27,7 +27,9 @@ def lines(findings: Findings) -> Iterator[str]:
         yield _own(findings, combinations)
     yield from _held(findings)
     for one in findings.costs:
-        ratios, free = one.ratios, median(one.free)
+        if not (ratios := one.ratios):
+            continue
+        free = median(one.free)
         turns = f"{ratios[0]:.3f} to {ratios[-1]:.3f} in {len(ratios)} turns"
         rate = f"{median(ratios):.3f} of its {free:,.0f} a second without a fence"
         yield f"a tenant that is no hog, {one.model}: {rate} ({turns})"
