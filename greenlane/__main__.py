@@ -21,7 +21,7 @@ commands:
   check FILE           load what a configuration names, print what would be served, and everything wrong with it
   curve MODEL          measure a model on shares of the device, and find the smallest that keeps a target
   verify MODEL         compare a model's answers with a reference, for many shapes of its inputs
-  prove                find out in a minute whether the tenants of a configuration are isolated on this machine
+  prove                find out in minutes whether the tenants of a configuration are isolated on this machine
   top [URL]            show what each tenant of a running server has and uses, live
   build MODEL.onnx     build an engine file for a GPU ahead of time
   inspect FILE.plan    print what an engine file takes, gives and was built from
