@@ -108,8 +108,8 @@ async def respond(application: Application, call: Call, exchange: Exchange | Non
     try:
         ends: list[asyncio.Future[Any]] = [running, exchange.answered]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        running.cancel()
+    except asyncio.CancelledError as error:
+        running.cancel(*error.args)
         raise
     if not exchange.answered.done():
         await running

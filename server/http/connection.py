@@ -17,6 +17,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
 from ..errors import ClientGone, RequestError, TooSlow, Unavailable
+from ..inference.inference import DAMAGED
 from ..protocol.arriving_body import ArrivingBody
 from ..tenants import audit
 from ..tenants.model_changes import is_change
@@ -27,7 +28,7 @@ from .body import MAX_DISCARDED, ChunkedBody, Linger, LongLines, close_when_sent
 from .connection_limits import Activity, Connections, connections
 from .exchange import Reply
 from .head import Head, could_be_direct
-from .infer import DAMAGED, Calls, Infer
+from .infer import Calls, Infer
 from .inference import CLOSE, HttpInference, Outcome, refusal
 from .paths import is_text
 from .reply_writer import ReplyWriter
@@ -577,7 +578,7 @@ class HttpConnection(asyncio.Protocol):
         task, head = self._task, self._head
         if task is not None:
             task.cancel(DAMAGED)
-        if head is not None and head.is_call:
+        if head is not None and head.is_infer:
             self._infer.count_invalid(head)
         if head is not None and not self._in_parts:
             self._closing = True

@@ -24,9 +24,6 @@ from .head import Head
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import is_generate, parse_infer
 
-DAMAGED = "the body is not HTTP"
-"""With this a request's task is cancelled if `Infer.count_invalid` has counted it."""
-
 
 @dataclass(slots=True)
 class Watch:
@@ -171,8 +168,7 @@ class Infer:
         try:
             body = await _read_body(call, target)
         except (Exception, CancelledError) as error:
-            if error.args != (DAMAGED,):
-                inference.count(error)
+            inference.count(error)
             raise
         future: asyncio.Future[Success] = asyncio.get_running_loop().create_future()
         inference.begin(body, call.headers, partial(_resolve, future))

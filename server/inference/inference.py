@@ -28,6 +28,8 @@ OnEnd = Callable[[Done | Exception], None]
 
 _INVALID = (400, 408, 413, 415)
 """Statuses of requests that were invalid or incomplete. As in Triton, they do not count as failures of the model."""
+DAMAGED = "the body is not HTTP"
+"""What a request's task is cancelled with that was counted as invalid already."""
 _MAX_ERROR = 500
 """Characters of an error in a trace."""
 
@@ -199,7 +201,7 @@ class Inference:
 
     def count(self, error: BaseException) -> None:
         """Count this refusal or failure in the model's or the tenant's statistics."""
-        if self.silent or self.is_retried(error):
+        if self.silent or self.is_retried(error) or error.args == (DAMAGED,):
             return
         if reason := _reason(error):
             self.served.statistics.failed(time.monotonic_ns() - self.arrived, reason)

@@ -12,7 +12,23 @@ from server.config.tenant import TenantConfig
 from .harness import Served, configuration, serving
 from .repository import ODD_NAME
 from .virtual import VirtualDevice
-from .wire import FOREVER, SMALL, Connection, Document, busy, chunked, client, infer, lane, posted, request, spin, tensor, until
+from .wire import (
+    FOREVER,
+    PATH,
+    SMALL,
+    Connection,
+    Document,
+    busy,
+    chunked,
+    client,
+    infer,
+    lane,
+    posted,
+    request,
+    spin,
+    tensor,
+    until,
+)
 
 COUNTERS = ["nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count"]
 DURATIONS = [f"nv_inference_{phase}_duration_us" for phase in ("request", "queue")]
@@ -226,17 +242,19 @@ def test_failures_are_counted_by_their_reason(counted: Served, mine: httpx.Clien
 @pytest.mark.parametrize("counted", [True], ids=["direct"], indirect=True)
 def test_a_damaged_chunk_is_an_invalid_request_and_no_failure_of_its_model(counted: Served, mine: httpx.Client) -> None:
     """At once, and when the body is awaited; nor is it a client that has gone. Without a tenant it is counted nowhere."""
-    for more in ([], ["X-Tenant: acme"], ["X-Tenant: nobody"]):
+    page = ["Origin: https://app.example"]
+    for more in ([], ["X-Tenant: acme"], page, ["X-Tenant: nobody"]):
         with Connection(counted) as connection:
             connection.send(chunked(headers=more, end=b"zz\r\n"))
             assert connection.answer().status == 400
-    with Connection(counted) as connection:
-        connection.send(chunked(headers=["Expect: 100-continue"], end=b""))
-        assert connection.answer(bare=True).status == 100
-        connection.send(b"1\r\n{\r\nzz\r\n")
-        assert connection.answer().status == 400
+    for path, more in ((PATH, []), (PATH, page), ("/v2/models/identity/generate", [])):
+        with Connection(counted) as connection:
+            connection.send(chunked(path=path, headers=["Expect: 100-continue", *more], end=b""))
+            assert connection.answer(bare=True).status == 100
+            connection.send(b"1\r\n{\r\nzz\r\n")
+            assert connection.answer().status == 400
     scraped = scrape(mine)
-    assert value(scraped, "greenlane_invalid_requests_total", tenant="acme") == 3
+    assert value(scraped, "greenlane_invalid_requests_total", tenant="acme") == 6
     assert value(scraped, "greenlane_invalid_requests_total", tenant="globex") == 0
     assert [count for (name, _), count in scraped.items() if name == FAILURE and count] == []
 
