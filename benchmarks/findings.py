@@ -35,8 +35,8 @@ class Cost:
 
     @property
     def ratios(self) -> list[float]:
-        """With the fence over without it, turn by turn, ascending; turns in which nothing was answered are left out."""
-        return sorted(held / free for held, free in zip(self.held, self.free, strict=True) if held and free)
+        """With the fence over without it, turn by turn, ascending, but for turns without an answer without it."""
+        return sorted(held / free for held, free in zip(self.held, self.free, strict=True) if free)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def fenced_findings() -> Findings:
         "models": [{"model": "reading/1", "moved": 2 * 10**9, "home_ms": 1.25, "narrow_ms": 2.5}],
     }
     combinations = tuple(Combination(victim, "memory-read", whole, 1.3) for victim in ("gemm", "mob"))
-    costs = (Cost("mob", (990.0, 970.0, 0.0), (1000.0, 1000.0, 900.0)),)
+    costs = (Cost("mob", (990.0, 970.0, 900.0), (1000.0, 1000.0, 0.0)),)
     return replace(found, combinations=combinations, settings={"device": "cuda"}, held=held, costs=costs)
 
 
