@@ -35,6 +35,10 @@ class Running(ServerProcess):
         """The processes of this name that there are now."""
         return self._named(f"greenlane {name}"[:15])
 
+    def devices(self) -> list[int]:
+        """The device processes that there are now."""
+        return [one.pid for one in self.family() if one.name.startswith("greenlane dev ") and one.state != "Z"]
+
     def kill(self, *names: str) -> None:
         """Kill the processes of these names, and wait until they are gone: what is sent to a dying process is lost."""
         killed = {self.pid(name) for name in names}

@@ -57,7 +57,7 @@ def site(request: pytest.FixtureRequest, standard: Path, tmp_path: Path) -> Iter
 def pages(server: Running) -> int:
     """How many activity pages the supervisor and the device processes have, or have mapped."""
     count = 0
-    for pid in (server.popen.pid, *server.pids("dev 0")):
+    for pid in (server.popen.pid, *server.devices()):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 count += "memfd:greenlane activity" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
@@ -136,7 +136,7 @@ def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_pro
         until(lambda: lane(http, "globex")["in_flight"] == 1)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not waited(site, server))
-    for pid in server.pids("dev 0"):
+    for pid in server.devices():
         os.kill(pid, signal.SIGKILL)
     with client(server, "acme") as http:
         until(lambda: as_before(http))
@@ -191,7 +191,7 @@ def test_a_tenant_is_fenced_while_it_serves_for_the_sake_of_those_that_come(stan
             reload(initech, pcie="1MB/s")
             load.more()
         assert load.wrong == []
-        for pid in server.pids("dev 0"):
+        for pid in server.devices():
             os.kill(pid, signal.SIGKILL)
         with client(server, "acme") as http:
             until(lambda: as_before(http))

@@ -102,9 +102,9 @@ def site(started: Changing) -> Iterator[Changing]:
 
 
 def memory(server: Running) -> int:
-    """How many pieces of tenants' shared memory the supervisor and the device process have."""
+    """How many pieces of tenants' shared memory the supervisor and the device processes have."""
     count = 0
-    for pid in (server.popen.pid, *server.pids("dev 0")):
+    for pid in (server.popen.pid, *server.devices()):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 count += "memfd:greenlane tensors" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
