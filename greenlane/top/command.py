@@ -216,8 +216,8 @@ def _rank(model: ModelRates) -> tuple[float, str, int, str]:
 def _device(device: DeviceRates) -> str:
     granted, used = f"{_number(device.granted)} granted", f"{_percent(device.used + device.lent, device.units)}% used"
     power = "" if device.watts is None else f", {device.watts:.0f} W ({device.idle_watts or 0:.0f} of them idle)"
-    memory, pcie = _moving(device.moving)
-    moved = f", moves {memory} (PCIe {pcie})" if device.moving else ""
+    memory, pcie = _moving(device.moving, device.unit)
+    moved = f", moves {memory}{f' (PCIe {pcie})' if pcie else ''}" if device.moving else ""
     return f"device {device.name}: {device.units} {device.unit}s, {granted}, {used}{power}{moved}"
 
 
@@ -236,7 +236,7 @@ def _tenant(tenant: TenantRates) -> tuple[str, ...]:
         _number(tenant.refused),
         _bytes(tenant.memory),
         "" if tenant.watts is None else f"{tenant.watts:.1f}",
-        *_moving(tenant.moving),
+        *_moving(tenant.moving, tenant.unit),
         "" if tenant.narrow is None else _number(tenant.narrow),
     )
 
@@ -259,17 +259,17 @@ def _model(model: ModelRates, tenant: TenantRates) -> tuple[str, ...]:
         "",
         "",
         watts,
-        *_moving(model.moving),
+        *_moving(model.moving, tenant.unit),
         "",
     )
 
 
-def _moving(moving: Moving | None) -> tuple[str, str]:
-    """Of its memory and over PCIe; with a ~ where it is estimated."""
+def _moving(moving: Moving | None, unit: str) -> tuple[str, str]:
+    """Of its memory and over PCIe, which cores have none of; with a ~ where it is estimated."""
     if moving is None:
         return "", ""
     about = "~" if moving.estimated else ""
-    return about + _per_second(moving.memory), about + _per_second(moving.pcie)
+    return about + _per_second(moving.memory), "" if unit == "core" else about + _per_second(moving.pcie)
 
 
 def _without_empty(rows: Sequence[Sequence[str]]) -> list[list[str]]:

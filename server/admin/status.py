@@ -290,8 +290,8 @@ def _moving(devices: Sequence[ControlledDevice], observers: Observers) -> Mappin
     """What models move in a second, on all devices together that say what they move."""
     found: dict[Row, tuple[Moved, Moved]] = {}
     for device in devices:
-        traffic = observers.accountant.traffic(device.name) if observers.health.moving(device.name) else None
-        for row, (moved, estimated) in (traffic.rates if traffic else {}).items():
+        read = observers.health.moving(device.name) or cores_of(device.info.address)
+        for row, (moved, estimated) in observers.accountant.rates(device.name).items() if read else ():
             before = found.get(row, (NOTHING, NOTHING))
             found[row] = before[0].plus(moved), before[1].plus(estimated)
     return {row: shown_moved(*each) for row, each in found.items()}

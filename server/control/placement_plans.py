@@ -9,6 +9,7 @@ from typing import Any
 
 from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
+from partitions.health import cores_of
 from partitions.plan import Granules, rung
 from partitions.resctrl import CoreGroups, CoreShare, Held
 
@@ -48,16 +49,17 @@ class PlacementPlans:
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
         self.cores = CoreGroups()
-        """Holds tenants' cores to shares of memory bandwidth, from here, as tenants' own processes must not change that."""
+        """Holds tenants' cores to shares of memory bandwidth, from here, as tenants' own processes must not change that; and
+        counts what cores move.
+        """
         self._thread = ThreadPoolExecutor(1, "resctrl")
         """The only one to use `cores`, so what is held last is what was planned last."""
 
     def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
         """Plan for the first time once all models are loaded."""
-        if self._needed:
+        self._thread.submit(self.cores.hold, {})  # Removes what a server left that was killed.
+        if self._needed or self._core_shares():
             self._start(self._begin(loaded))
-        else:
-            self._thread.submit(self.cores.hold, {})  # Removes what a server left that was killed.
 
     def close(self) -> None:
         """Change nothing any more."""
@@ -111,6 +113,10 @@ class PlacementPlans:
         while (work := self._work) and not work.done():
             await asyncio.wait({work})
 
+    async def moved(self) -> dict[str, int]:
+        """The bytes of memory that each tenant's cores have moved, where the kernel counts them."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.moved)
+
     async def states(self) -> dict[str, Beside]:
         """What each tenant has beside its home, as its device side reports it; nothing of one that is being started again."""
         found: dict[str, Beside] = {}
@@ -120,9 +126,7 @@ class PlacementPlans:
                     found |= await runtime.placements.states()
         slows = {row: times for device in self._devices for row, times in device.slows.items()}
         cores = {name: plan.cores for device in self._devices for name, plan in device.fences.items() if plan.cores}
-        moved: Mapping[str, int] = {}
-        if cores:
-            moved = await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.moved)
+        moved = await self.moved() if cores else {}
         for tenant, each in found.items():
             if fence := each.fence:
                 fence.cores, fence.moved = cores.get(tenant, ""), moved.get(tenant)  # Whatever its own process says of that.
@@ -158,11 +162,20 @@ class PlacementPlans:
         return plan_fences(self._tenants, device.homes, info.granules, info.unit, info.bandwidth, theirs, device.narrowing)
 
     async def _hold_cores(self) -> dict[str, Held]:
-        """Hold the tenants' cores that are to be held, and no others; how they are held."""
+        """Hold the tenants' cores that are to be held, and no others; how they are held. All are counted."""
+        shares = self._core_shares()
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.hold, shares)
+        return {name: held for name, held in found.items() if shares[name].most is not None}
+
+    def _core_shares(self) -> dict[str, CoreShare]:
+        """The cores of every tenant that has some, and the most that they draw, if they are to be held."""
         shares: dict[str, CoreShare] = {}
         for device in self._devices:
+            if cores := cores_of(device.info.address):
+                for name, home in device.homes.items():
+                    shares[name] = CoreShare(tuple(cores[granule] for granule in home), None)
             shares |= core_shares(self._tenants, device.homes, device.info.granules, device.info.address)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.hold, shares)
+        return shares
 
     def _plan_wide(self, device: ControlledDevice) -> dict[str, Wide]:
         homes = device.homes

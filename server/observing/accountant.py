@@ -5,7 +5,7 @@ moved, it asks at once, so that what was moved and what ran are of the same time
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -43,6 +43,7 @@ class Accountant:
 
     `clock` and `wall` return nanoseconds, of a clock that does not go back and since 1970. `narrowed` is called when models
     of a fenced tenant have to be held on more granules or fewer, by what was seen of them (`ControlledDevice.narrowing`).
+    `count` returns the bytes that each tenant's cores have moved, of those that are counted.
     """
 
     def __init__(
@@ -52,12 +53,17 @@ class Accountant:
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
         narrowed: Callable[[], None] = lambda: None,
+        count: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
     ) -> None:
         self._devices = devices
         self._files = files
         self._clock = clock
         self._wall = wall
         self._narrowed = narrowed
+        self._count = count
+        self._counted: Mapping[str, int] = {}
+        """What cores have moved, since the account was last brought up to date, and when they were asked for that last."""
+        self._counted_at: int | None = None
         self._account = Account()
         self._history = History()
         self._answered: dict[int, int] = {}
@@ -123,6 +129,7 @@ class Accountant:
         asked = [(device, runtime) for device in opened for runtime in device.distinct()]
         reports = await asyncio.gather(*(runtime.usage() for _, runtime in asked), return_exceptions=True)
         moved, self._moved = self._moved, {}
+        counted, self._counted = self._counted, {}
         now, energy = self._clock(), dict[str, int]()
         for (device, runtime), report in zip(asked, reports, strict=True):
             if isinstance(report, Report):
@@ -136,6 +143,8 @@ class Accountant:
             self._account.measure(name, meter, now)
         for name, (bytes_, at) in moved.items():
             self._account.move(name, bytes_, at, self._guesses.get(name, NO_GUESSES))
+        for device in opened if counted else ():
+            self._account.count(device.name, device.own(counted), now, self._guesses.get(device.name, NO_GUESSES))
         totals = self.totals()
         for name, each in totals.devices.items():
             for tenant, theirs in each.tenants.items():
@@ -149,6 +158,10 @@ class Accountant:
     def traffic(self, device: str) -> Traffic | None:
         """As `Account.traffic`."""
         return self._account.traffic(device)
+
+    def rates(self, device: str) -> Mapping[Row, tuple[Moved, Moved]]:
+        """As `Account.rates`."""
+        return self._account.rates(device)
 
     def before(self, wall: int) -> Totals | None:
         """As `History.before`."""
@@ -173,6 +186,10 @@ class Accountant:
                 now, fenced = self._clock(), [device for device in self._devices if device.fences]
                 if (read := bool(self._moved)) or fenced:
                     await self._guess(now, SAYING if fenced else GUESSING)
+                if self._count and (self._counted_at is None or now - self._counted_at >= SAYING * NS):
+                    self._counted_at, self._counted = now, await self._count()
+                    if self._counted:
+                        await self._guess(now, GUESSING)
                 totals = await self.collect()
                 changed = await together(self._look(device, totals) for device in fenced)
                 if fenced and (read or any(changed) or self._said_at is None or now - self._said_at >= SAYING * NS):

@@ -20,7 +20,8 @@ class Observers:
     def __init__(self, controller: Controller) -> None:
         server = controller.config.server
         files = UsageFiles(server.usage_dir) if server.usage_dir else None
-        self.accountant = Accountant(controller.devices, files, narrowed=controller.placements.remake)
+        plans = controller.placements
+        self.accountant = Accountant(controller.devices, files, narrowed=plans.remake, count=plans.moved)
         self.health = HealthMonitor(controller.devices, moved=self.accountant.moved)
         self.pilot = Pilot(controller, server.autopilot)
         self.overview = Overview(controller, self.accountant)

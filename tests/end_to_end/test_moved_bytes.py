@@ -1,4 +1,4 @@
-"""What a GPU says that it has moved, through a whole server: the account, metrics, the status and the files."""
+"""What a GPU says that it has moved, and the kernel of cores, through a whole server: account, metrics, status and files."""
 
 import csv
 from collections.abc import Iterator
@@ -13,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from partitions.base import Bandwidth
 from partitions.health import Health
+from partitions.resctrl import CoreGroups
 from server.config.tenant import TenantConfig
+from tests.simulation.resctrl import KernelPath, groups, lay_out, meters
 
 from .harness import Served, configuration, serving
 from .virtual import VirtualDevice
@@ -117,3 +119,58 @@ def test_a_hog_whose_memory_nothing_holds_is_named_in_the_advice(standard: Path,
                 break
         said = asked.result().json()["tenants"]["acme"]["bandwidth"]
     assert any('`memory_bandwidth = "auto"` would hold acme' in each for each in said) == named
+
+
+class VirtualCores(VirtualDevice):
+    """They have numbers, by which the kernel knows them."""
+
+    address = "0,1,2,3"
+
+
+def counts(base: KernelPath, tenant: str, count: int) -> None:
+    """The kernel has counted so much of this tenant's cores."""
+    (group,) = [each for each in (*groups(base), *meters(base)) if each.name.split("-")[1] == tenant]
+    (group / "mon_data/mon_L3_00/mbm_total_bytes").write_text(f"{count}\n")
+
+
+def test_what_the_kernel_counts_of_cores_is_their_tenants(standard: Path, tmp_path: Path) -> None:
+    shares = {"acme": 0.4, "globex": None}
+    tenants = [
+        TenantConfig(name=name, granules=2, models=("identity",), memory_bandwidth=share) for name, share in shares.items()
+    ]
+    base = lay_out(KernelPath(tmp_path), 8)
+    config = configuration(standard, *tenants, usage_dir=tmp_path / "usage")
+    with serving(config, VirtualCores(4)) as served, httpx.Client(base_url=served.url, timeout=60) as http:
+        assert usage(http)[1]["moved"] is None
+        served.controller.placements.cores = CoreGroups(KernelPath(tmp_path))
+        served.call(replanned(served))
+        counts(base, "acme", 5 * GB)
+        until(lambda: usage(http)[1]["moved"])
+        for _ in range(WORKS):
+            assert infer(http, "identity", SMALL, headers={"x-tenant": "acme"}).status_code == 200
+        until(lambda: usage(http)[1]["models"][0]["works"] >= WORKS)
+        counts(base, "acme", 45 * GB)
+        counts(base, "globex", 7 * GB)
+        until(lambda: usage(http)[0]["moved"]["memory"] == 47 * GB)
+        device, acme = usage(http)
+        shown, written = rates(http), http.get("/metrics").text
+        served.call(served.application.observers().accountant.write())
+    assert acme["moved"] == {"memory": 40 * GB, "pcie_in": 0, "pcie_out": 0, "by": "measured"}, "whatever its models' parts are"
+    assert 0 < acme["models"][0]["moved"]["memory"] <= 40 * GB
+    assert device["background"]["memory"] == 0
+    assert shown["acme"]["memory"] > 0
+    samples = [each for family in text_string_to_metric_families(written) for each in family.samples]
+    found = dict.fromkeys(shares, 0.0)
+    for each in samples:
+        if each.name == "greenlane_moved_bytes_total":
+            found[each.labels["tenant"]] += each.value
+    assert found == {"acme": 40 * GB, "globex": 7 * GB}
+    (path,) = (tmp_path / "usage").iterdir()
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert sum(int(row["memory_bytes"] or 0) for row in rows) == 47 * GB
+    assert sum(int(row["memory_bytes"] or 0) for row in rows if row["tenant"] == "globex") == 7 * GB
+
+
+async def replanned(served: Served) -> None:
+    served.controller.placements.remake()
+    await served.controller.placements.carried_out()

@@ -134,6 +134,22 @@ def test_bytes_a_second_are_of_the_time_for_which_they_were_counted() -> None:
     assert "MOVES" not in "\n".join(lines(rates))
 
 
+def test_cores_move_memory_and_nothing_over_pcie() -> None:
+    looks = [moved(looked(at, 5, 100), float(at), at * 10**12, "measured") for at in (10, 12)]
+    for each in (
+        *looks[0].usage["devices"],
+        *looks[1].usage["devices"],
+        *looks[0].usage["tenants"],
+        *looks[1].usage["tenants"],
+    ):
+        each["unit"] = "core"
+    rates = between(*looks)
+    assert rates
+    text = "\n".join(lines(rates))
+    assert text.count("1.0 TB/s") == 3
+    assert "PCIE" not in text.upper()
+
+
 def test_rates_are_of_the_interval() -> None:
     rates = between(looked(10, 5, 100, 50.0), looked(12, 7, 300, 90.0))
     assert rates

@@ -19,7 +19,7 @@ from server.control.placement_plans import PlacementPlans
 from server.control.stretch import Wide
 from server.errors import Unavailable
 from tests.server.device.test_runtime import add_model, serving
-from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, schemata
+from tests.simulation.resctrl import KernelPath, cpus, groups, lay_out, meters, schemata
 
 from .test_several_devices import FakeRuntime
 
@@ -223,10 +223,27 @@ async def test_a_server_without_a_fence_removes_what_a_killed_one_left(root: Ker
     (base / "greenlane-acme-c0ffee").mkdir()
     (base / "greenlane-acme-c0ffee/cpus_list").write_text("2-3\n")
     _, plans, _ = on_cores(root)
-    plans.reconfigure({"globex": GLOBEX})
+    plans.reconfigure({name: GLOBEX.model_copy(update={"name": name}) for name in ("acme", "globex")})
     plans.begin(loaded)
-    await plans.free_cores()
+    await plans.carried_out()
     assert not groups(base)
+
+
+async def test_cores_are_counted_that_are_not_held_and_follow_moves(root: KernelPath) -> None:
+    base = lay_out(root, 8)
+    device, plans, runtime = on_cores(root)
+    plans.reconfigure({"acme": GLOBEX.model_copy(update={"name": "acme"}), "globex": GLOBEX})
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert (groups(base), runtime.fenced) == ([], []), "nothing is planned but that"
+    assert sorted(map(sorted, map(cpus, meters(base)))) == [[2, 3], [4]]
+    device.hold({"acme": (0,), "globex": (1, 2)})
+    plans.remake()
+    await plans.carried_out()
+    assert sorted(map(sorted, map(cpus, meters(base)))) == [[2], [3, 4]]
+    assert await plans.moved() == {"acme": 0, "globex": 0}
+    await plans.free_cores()
+    assert not meters(base)
 
 
 async def test_the_end_of_the_controller_frees_cores(root: KernelPath) -> None:
