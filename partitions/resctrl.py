@@ -29,7 +29,7 @@ log = logging.getLogger("greenlane.fence")
 
 _PREFIX = "greenlane-"
 _TOTAL = "mbm_total_bytes"
-_PATIENCE = 2.0
+_PATIENCE = 0.5
 """Seconds for which another program may have the lock on all groups."""
 
 

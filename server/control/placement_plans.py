@@ -25,6 +25,8 @@ from .stretch import Wide, plan_wide
 
 fence_log = logging.getLogger("greenlane.fence")
 ladder_log = logging.getLogger("greenlane.ladder")
+AGAIN = 10.0
+"""Seconds after which cores are held again that another program kept from being held."""
 _FAILURES = (RequestError, EngineError, PartitionError)
 """What a device side answers that cannot do what is planned. One that is started again gets the plan then."""
 
@@ -54,6 +56,7 @@ class PlacementPlans:
         """
         self._thread = ThreadPoolExecutor(1, "resctrl")
         """The only one to use `cores`, so what is held last is what was planned last."""
+        self._again: asyncio.TimerHandle | None = None
 
     def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
         """Plan for the first time once all models are loaded."""
@@ -64,8 +67,9 @@ class PlacementPlans:
     def close(self) -> None:
         """Change nothing any more."""
         self._loaded = False
-        if self._work:
-            self._work.cancel()
+        for each in (self._work, self._again):
+            if each:
+                each.cancel()
 
     async def free_cores(self) -> None:
         """Hold no cores any more, after `close`."""
@@ -165,6 +169,8 @@ class PlacementPlans:
         """Hold the tenants' cores that are to be held, and no others; how they are held. All are counted."""
         shares = self._core_shares()
         found = await asyncio.get_running_loop().run_in_executor(self._thread, self.cores.hold, shares)
+        if self.cores.blocked:
+            self._again = asyncio.get_running_loop().call_later(AGAIN, self.remake)
         return {name: held for name, held in found.items() if shares[name].most is not None}
 
     def _core_shares(self) -> dict[str, CoreShare]:
@@ -188,8 +194,9 @@ class PlacementPlans:
         return min(total, self._tenants[name].most(device.info.unit, device.info.granules)) if total else 0
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._work:
-            self._work.cancel()
+        for each in (self._work, self._again):
+            if each:
+                each.cancel()
         self._work = asyncio.create_task(work)
         self._work.add_done_callback(_log_failure)
 

@@ -392,7 +392,7 @@ def test_another_program_that_keeps_the_lock_on_all_groups_is_named(root: Kernel
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (note,) = machine.hold({"acme": ACME})["acme"].notes
-        assert f"another program has {base} locked (flock) for 2 s" in note
+        assert f"another program has {base} locked (flock) for 0.5 s" in note
         assert not groups(base), "what is not held as it is to be is not held"
         assert machine.blocked
     finally:

@@ -1,7 +1,9 @@
 """Plans of placements, each carried out in the background and given up for the next one."""
 
 import asyncio
+import fcntl
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,27 @@ async def test_cores_are_counted_that_are_not_held_and_follow_moves(root: Kernel
     assert await plans.moved() == {"acme": 0, "globex": 0}
     await plans.free_cores()
     assert not meters(base)
+
+
+async def test_cores_that_another_program_kept_from_being_held_are_held_once_it_does_not(
+    root: KernelPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.control.placement_plans.AGAIN", 0.01)
+    base = lay_out(root, 8)
+    _, plans, runtime = on_cores(root)
+    lock = os.open(base, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert "another program has" in runtime.fenced[-1]["acme"].notes[0]
+    os.close(lock)
+    async with asyncio.timeout(20):
+        while not runtime.fenced[-1]["acme"].cores:
+            await asyncio.sleep(0.01)
+    assert len(groups(base)) == len(meters(base)) == 1
+    plans.close()
+    await plans.free_cores()
+    assert not groups(base)
 
 
 async def test_the_end_of_the_controller_frees_cores(root: KernelPath) -> None:
