@@ -144,11 +144,11 @@ class CoreGroups:
     def moved(self) -> dict[str, int]:
         """The bytes of memory that each holder's cores have moved while they were in groups, where that is counted.
 
-        It never falls. A counter that says nothing for now ("Unavailable") is behind until it does.
+        It never falls. A counter that says nothing for now ("Unavailable") is behind until it does, and a holder of which none
+        says anything is left out.
         """
-        for name, (group, _) in self._groups.items():
-            self._count(name, group)
-        return dict(self._moved)
+        silent = {name for name, (group, _) in self._groups.items() if not self._count(name, group)}
+        return {name: count for name, count in self._moved.items() if name not in silent}
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -363,14 +363,17 @@ class CoreGroups:
             self._read = {file: count for file, count in self._read.items() if group[0] not in file.parents}
             _remove(*group)
 
-    def _count(self, name: str, group: Path) -> None:
+    def _count(self, name: str, group: Path) -> bool:
+        """Add what was moved since the last time. False if no counter says it."""
         if self._ours("mon"):  # What this server moves is counted there.
-            return
+            return False
+        said = False
         for file in group.glob(f"mon_data/mon_L3_*/{_TOTAL}"):
             with suppress(OSError, ValueError):  # "Unavailable", "Error" or "Unassigned", for now.
                 before, now = self._read.get(file, 0), int(file.read_text())
-                self._read[file] = now
+                self._read[file], said = now, True
                 self._moved[name] = self._moved.get(name, 0) + (now - before if now >= before else now)  # Or it began at 0.
+        return said
 
     def _sweep(self) -> None:
         """Remove what a process has left that was killed."""

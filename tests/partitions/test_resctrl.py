@@ -276,6 +276,8 @@ def test_a_counter_that_says_nothing_for_now_is_behind_until_it_does(root: Kerne
     assert machine.moved() == {"acme": 103}
     write_counts(base, "acme", silent, 5)
     assert machine.moved() == {"acme": 105}
+    write_counts(base, "acme", silent, silent)
+    assert machine.moved() == {}, "nothing is known of this time, which is not that nothing was moved"
     write_counts(base, "acme", 130, 5)
     assert machine.moved() == {"acme": 135}
 
