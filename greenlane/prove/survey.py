@@ -20,6 +20,8 @@ LONG = 0.02
 """Seconds of a large request at which it is large enough: four of them in a queue end before the next phase begins."""
 LARGEST = 4 << 20
 """Bytes of a large request's body at which it is large enough."""
+PATIENCE = 30.0
+"""Seconds for which an answer is waited for; and by which a tenant may take longer if none of its models was answered yet."""
 TIMES = 5
 """Requests of which the median is the time of one."""
 MOST_FREE = 1 << 20
@@ -92,11 +94,11 @@ def _survey_models(
 ) -> None:
     """Small requests of every model; then, in the time that is left, larger ones, until one model is heavy enough."""
     ready = {entry["name"] for entry in index if entry["state"] == "READY"}
-    with closing(Caller(access.port)) as caller:
+    with closing(Caller(access.port, PATIENCE)) as caller:
         for name in dict.fromkeys(entry["name"] for entry in index):
             if name not in ready:
                 tenant.undriven[name] = "it is not ready"
-            elif perf_counter() >= end and tenant.drivable:
+            elif perf_counter() >= (end if tenant.drivable else end + PATIENCE):
                 tenant.undriven[name] = "there was no time left; more --seconds has time for more models"
             elif isinstance(found := _drive(caller, tenant.name, name, access), Drivable):
                 tenant.drivable.append(found)

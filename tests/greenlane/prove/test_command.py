@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -330,10 +330,12 @@ class HalfDead(Page):
     """A server of one tenant that answers one inference on each connection, and then closes it."""
 
     protocol_version = "HTTP/1.1"
+    models: ClassVar = ("m",)
 
     def do_GET(self) -> None:
         x = {"name": "x", "datatype": "FP32", "shape": [2]}
-        answer = {"tenants": [{"name": "acme", "models": [{"name": "m", "state": "READY"}]}], "partitions": {}, "inputs": [x]}
+        models = [{"name": name, "state": "READY"} for name in self.models]
+        answer = {"tenants": [{"name": "acme", "models": models}], "partitions": {}, "inputs": [x]}
         self.page = json.dumps(answer).encode()
         super().do_GET()
 
@@ -354,6 +356,30 @@ def test_a_model_that_stops_answering_is_not_driven() -> None:
             thread.join()
     assert not found.drivable
     assert found.undriven["m"].startswith("it does not answer: ")
+
+
+class Silent(HalfDead):
+    """A server of models that are never answered."""
+
+    models = tuple(f"m{number}" for number in range(9))
+
+    def do_POST(self) -> None:
+        while self.rfile.read(1):
+            pass
+
+
+def test_a_server_that_answers_no_model_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greenlane.prove.survey.PATIENCE", 0.2)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as silent:
+        thread = threading.Thread(target=silent.serve_forever)
+        thread.start()
+        try:
+            (found,) = survey(Access(silent.server_port), 0.1, lambda _: None)
+        finally:
+            silent.shutdown()
+            thread.join()
+    assert found.undriven["m0"] == "it does not answer: no answer within 0.2 s"
+    assert found.undriven["m8"].startswith("there was no time left")
 
 
 @pytest.mark.parametrize("text", ['admin = "a\\nb"', '[tenants]\nacme = "a\\u0000"'])
