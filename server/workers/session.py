@@ -42,7 +42,8 @@ class Unfinished(NamedTuple):
 class InFlight:
     """A ticket whose work was enqueued and has not ended.
 
-    `launched` is when it was enqueued, in nanoseconds. `counter` is what its time is added to, None if the device adds it up.
+    `launched` is when it began to be enqueued, in nanoseconds: a library may do much of a work meanwhile, as it copies weights
+    that are streamed. `counter` is what its time is added to, None if the device adds it up.
     `placement` is where it runs, with `executor`, if that is not at home, else None.
     """
 
@@ -140,8 +141,9 @@ class Session:
         inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
         if ticket.unasked:
             room = Room(room.address, room.nbytes, ticket.unasked)
+        began = time.monotonic_ns()
         work = executor.enqueue(inputs, room) if not ticket.after else self.enqueue_part(ticket, executor, inputs)
-        return InFlight(ticket, work, room, time.monotonic_ns())
+        return InFlight(ticket, work, room, began)
 
     def enqueue_beside(self, placement: SidePlacement, executor: Any, ticket: Ticket) -> InFlight:
         """The same on the stream of a placement beside the home, whose `begin` has just returned True."""

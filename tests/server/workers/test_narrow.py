@@ -1,7 +1,7 @@
 """A worker that is fenced, over fakes: what runs on the narrow placement, and that nothing else is in flight meanwhile."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engines import TensorSpec
+from engines import Tensor, TensorSpec
+from engines.base import NO_ROOM, Room
 from partitions import DeviceLost
 from server.link import activity
 from server.link.activity import Activity, ActivityPage
@@ -17,7 +18,7 @@ from server.link.messages import Failure
 from server.workers.narrow import NarrowPlacement, NarrowStatistics
 from server.workers.placement import Placement
 from server.workers.worker import Worker
-from tests.fakes import FakeStream, Gate
+from tests.fakes import FakeExecutor, FakeStream, FakeWork, Gate
 from tests.server.workers.test_wide import Borrower
 from tests.server.workers.test_worker import FP32, NEVER, PATIENCE, Bench, benched
 
@@ -163,6 +164,28 @@ def test_a_model_goes_narrow_once_its_bytes_and_its_time_at_home_are_known() -> 
         found = placement.measured()[HOG]
         assert (found.home, found.moved) == (home, 10**12), "what it takes at home is learnt from works there alone"
         assert found.narrow > 0
+
+
+class Slow(FakeExecutor):
+    """Works while it enqueues, as a library does that copies weights from the host."""
+
+    NS = 20_000_000
+
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> FakeWork:
+        until = time.monotonic_ns() + self.NS
+        while time.monotonic_ns() < until:
+            pass
+        return super().enqueue(inputs, room)
+
+
+def test_what_is_done_while_a_work_is_enqueued_counts_as_its_time() -> None:
+    with fenced() as (bench, placement):
+        bench.worker.executors[TINY] = Slow(bench.engine, bench.partition)
+        placement.demand(TINY).home = 0
+        bench.run(0, model=TINY)
+        assert placement.measured()[TINY].home >= Slow.NS
+        (used,) = [each.used for each in bench.meter.usages() if each.model == "tiny/1"]
+        assert used >= Slow.NS * bench.partition.size, "and is billed"
 
 
 def test_models_that_have_left_are_forgotten_and_figures_that_are_not_named_stay() -> None:
