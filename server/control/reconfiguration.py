@@ -11,7 +11,7 @@ Until 3 everything is undone after an error.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import MappingProxyType
 
 from partitions import Move, PartitionError
@@ -74,8 +74,13 @@ class Reconfiguration:
                 async with self._controller.granules_change:  # What does not fit is refused before anything is loaded.
                     self._check_possible(self._plan())
             gone = removals(self._before, self._config)
-            for name in (*self._lists, *gone):
-                await (going if name in gone else locks).enter_async_context(self._controller.models_change(name))
+            hurried = any(self._controller.models_change(name).locked() for name in gone) and await self._hurry(gone)
+            try:
+                for name in (*self._lists, *gone):
+                    await (going if name in gone else locks).enter_async_context(self._controller.models_change(name))
+            finally:
+                if hurried:  # They are held until they have gone.
+                    self._controller.placements.remake()
             # Only now, as tenants have moved to other devices until here.
             self._models = ModelChange(self._controller.devices, self._lists, self._options, gone)
             async with AsyncExitStack() as undo:
@@ -100,6 +105,19 @@ class Reconfiguration:
 
     def _plan(self) -> TenantPlan:
         return plan(self._before, self._config, self._controller.devices)
+
+    async def _hurry(self, gone: Collection[str]) -> bool:
+        """Have loads of tenants that go pay no more for a share of PCIe, as all of this waits for them; whether some did."""
+        hurried = False
+        async with self._controller.granules_change:
+            for device in self._controller.devices:
+                paying = {name for name in gone if name in device.fences and device.fences[name].pcie}
+                fences = {name: each._replace(pcie=0) if name in paying else each for name, each in device.fences.items()}
+                for runtime in device.distinct(paying) if paying else ():
+                    with suppress(RequestError):  # It is being started again.
+                        await runtime.placements.plan(device.of(runtime, device.wide), device.of(runtime, fences))
+                hurried |= bool(paying)
+        return hurried
 
     def _check_possible(self, found: TenantPlan) -> None:
         if (found.come or found.go) and self._host is None:

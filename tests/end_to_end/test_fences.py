@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from . import repository
 from .fixtures import Site
 from .harness import cores
 from .processes import Load, Running, holder_pid, running_apart, running_devices, tenant
-from .wire import FOREVER, Connection, answered, as_before, client, infer, lane, posted, request, spin, tensor, until
+from .wire import FOREVER, Connection, answered, as_before, client, index, infer, lane, posted, request, spin, tensor, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -157,6 +158,30 @@ def test_a_tenant_that_misses_its_target_for_its_share_of_pcie_reads_so(standard
     assert said["verdict"] == "more"
     (sentence,) = said["bandwidth"]
     assert "waited for acme's `pcie` of 1 MB/s" in sentence
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tenant_goes_while_it_loads_a_model_for_whose_size_its_share_of_pcie_is_small(tmp_path: Path, form: str) -> None:
+    start, device = FORMS[form]
+    models = repository.standard(tmp_path / "models")
+    large = repository.write(models, "large", repository.IDENTITY)
+    site = Fenced(tmp_path, models, device)
+    with start(site.write(pcie="1MB/s", models=["*"])) as server, ExitStack() as opened:
+        site.server = server
+        until(lambda: site.fence() != {})
+        opened.enter_context(Connection(server)).send(posted("spin", spin(FOREVER), GLOBEX))
+        with client(server) as http, client(server, "acme") as acme, ThreadPoolExecutor(1) as threads:
+            until(lambda: lane(http, "globex")["in_flight"] == 1)
+            assert http.post("/admin/tenants/acme/models/large/unload").status_code == 200
+            large.write_bytes(b"\xff" * 10**8)  # 100 s of that share; then it is no model.
+            for more, status in ((tenant("initech", "large"), 409), ("", 200)):
+                loading = threads.submit(http.post, "/admin/tenants/acme/models/large/load")
+                until(lambda: {"name": "large", "state": "LOADING"} in index(acme))
+                Site.write(site, tenant("globex", "identity", "spin", http_processes=2), more)
+                assert http.post("/admin/reload", timeout=50).status_code == status
+                assert loading.result().status_code == 400
+                until(lambda status=status: status == 200 or site.fence().get("pcie") == 10**6)  # type: ignore[misc]
+        assert site.fence("globex") == {}
 
 
 @pytest.mark.parametrize("form", FORMS)
