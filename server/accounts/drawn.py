@@ -1,8 +1,9 @@
 """How much a unit draws of a device's memory where a fenced tenant's models are held, so that these get what they may. Pure.
 
 At first a unit is taken to draw all that it can. Most models draw less (copies half of that, H200), so that a placement which
-they cannot leave their share on may have more granules. That is seen while they run there: the bytes that a work moves, as
-measured, over the time that it takes, and the units there. The model that draws the most counts for its tenant.
+they cannot leave their share on may have more granules. That is seen while they run there: the most bytes that a work may
+move, as far as its meter is certain, over the time that it takes, and the units there. The model that draws the most counts
+for its tenant.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,8 +21,8 @@ REST = 60 * NS
 
 
 class Held(NamedTuple):
-    """A work of a model that draws more than its tenant may: the bytes that it moves, 0 where that is not measured, and the
-    nanoseconds that it takes where it is held, 0 if it has not run there.
+    """A work of a model that draws more than its tenant may: the bytes that it moves at most, 0 where that is not known, and
+    the nanoseconds that it takes where it is held, 0 if it has not run there.
     """
 
     moved: int

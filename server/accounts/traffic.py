@@ -107,6 +107,11 @@ class TrafficFit(Generic[K]):
         at = self._index.get(key)
         return 0.0 if at is None else max(0.0, float(self._found[at]) - 2 * self._error(at, float(self._off[at])))
 
+    def at_most(self, key: K) -> float:
+        """The same, two standard errors more."""
+        at = self._index.get(key)
+        return 0.0 if at is None else float(self._found[at]) + 2 * self._error(at, float(self._off[at]))
+
     def shares(self, moved: float, seconds: float, ran: Mapping[K, Ran]) -> dict[K | None, float]:
         """The bytes of a window, shared by works and background in proportion to what each moves; together `moved`."""
         parts: dict[K | None, float] = {key: each.works * self.bytes_of(key) for key, each in ran.items() if each.works > 0}
@@ -254,9 +259,9 @@ class Traffic:
         fit = self.fits[0]
         return round(fit.bytes_of(row) if fit.measured(row) else max(guess, fit.at_least(row)))
 
-    def measured(self, row: Row) -> int:
-        """The same where it is measured, otherwise 0."""
-        return self.memory_of(row) if self.fits[0].measured(row) else 0
+    def most_memory_of(self, row: Row) -> int:
+        """Bytes of memory that a work of a model moves at most, as far as its meter is certain; 0 for one that never ran."""
+        return round(self.fits[0].at_most(row))
 
     def read(self, meter: Moved, now: int, guesses: Mapping[Row, Moved] = NO_GUESSES) -> dict[Row | None, tuple[Moved, Moved]]:
         """The meter shows so much: what each model moved since the last reading, and how much of that is only estimated.

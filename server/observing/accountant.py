@@ -245,11 +245,11 @@ class Accountant:
         """See what models draw where they are held, and have placements of other sizes if they may be wider, or may not."""
         harm, drawn = self._harm[device.name], self._drawn.setdefault(device.name, Drawn())
         traffic, sizes = self._account.traffic(device.name) or Traffic(), device.info.granules
-        held = {}
-        for row, each in models.items():
-            moved, rate = traffic.measured(row), fences[row[0]].memory_bandwidth
-            if row not in harm.held and (moved or each.moved) * 1e3 > rate * each.home_ms:
-                held[row] = Held(moved, each.narrow_ms * MS)
+        held = {
+            row: Held(traffic.most_memory_of(row), each.narrow_ms * MS)
+            for row, each in models.items()
+            if row not in harm.held and each.moved * 1e3 > fences[row[0]].memory_bandwidth * each.home_ms
+        }
         units = {tenant: sum(sizes[granule] for granule in fence.granules) for tenant, fence in fences.items()}
         drawn.look(now, units, held, self._guesses.get(device.name, NO_GUESSES).keys())
         single = harm.single

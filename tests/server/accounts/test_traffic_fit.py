@@ -157,6 +157,7 @@ def test_what_a_hog_certainly_moves_is_known_after_two_windows(seed: int) -> Non
     assert fit.at_least(1) == 0
     device.run(2, lambda _, random: (random.poisson(400), random.poisson(5000)))
     assert 0.8 * 1e9 < fit.at_least(1) < 1.1 * 1e9
+    assert 0.9 * 1e9 < fit.at_most(1) < 1.3 * 1e9
     assert 400 * fit.at_least(0) < 0.01 * 5000e9
 
 
@@ -165,6 +166,8 @@ def test_what_another_model_moved_is_not_certain_of_one_that_always_ran_beside_i
     fit = device.run(10, lambda *_: (5000, 5000))
     assert fit.bytes_of(0) > 1e8
     assert fit.at_least(0) < 1e8
+    assert fit.at_most(1) > 1e9
+    assert fit.at_most(2) == 0, "it never ran"
 
 
 def test_traffic_of_others_is_said_not_to_fit() -> None:

@@ -288,7 +288,7 @@ async def test_models_that_draw_less_than_they_could_where_they_are_held_get_mor
             while placements.calls == calls:
                 await asyncio.sleep(0)
     assert [each.keys() for each in narrowed] == [{"acme"}], "once, not with each look"
-    assert narrowed[0]["acme"].unit == pytest.approx(1.05 * 500e6, rel=0.05)  # 9 MB in 9 ms on two units.
+    assert 1.05 * 500e6 <= narrowed[0]["acme"].unit < 1.2 * 500e6  # 9 MB in 9 ms on two units, and what is not certain.
     assert not narrowed[0]["acme"].single
     await accountant.close()
 
