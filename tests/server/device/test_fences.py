@@ -108,9 +108,11 @@ class Seconds:
     runs at home.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, moved: int = 0) -> None:
         self._site = site
-        self._now = 0
+        self._now = self._said = self._begin = 0
+        self._moved = moved
+        """Bytes of a work of acme's."""
         remake = site.controller.placements.remake
         self.accountant = Accountant(site.controller.devices, None, lambda: self._now, lambda: self._now, remake)
         self.accountant.follow(site.controller.devices[0])
@@ -123,23 +125,26 @@ class Seconds:
             (held,) = [
                 each.moved * 1e3 > 2 * 10**12 * each.home_ms for each in (await fence(self._site)).models if each.model == "b/1"
             ]
-            self._work("acme", 20 * MS)
+            works = 40 + self._now // NS % 7 * 10 * bool(self._moved)
+            self._work("acme", 20 * MS, works)
             self._work("globex", MS if held else 3 * MS)
             self._now += NS
-            said, device = self._now, self._site.controller.devices[0]
-            self.accountant.moved(device.name, Moved(said))
+            device = self._site.controller.devices[0]
+            self._said += NS + works * self._moved
+            self._begin = self._begin or self._said  # The first one is the begin.
+            self.accountant.moved(device.name, Moved(self._said))
             async with asyncio.timeout(20):
-                while self.accountant.totals().devices[device.name].moved != Moved(said - NS):  # The first one is the begin.
+                while self.accountant.totals().devices[device.name].moved != Moved(self._said - self._begin):
                     await asyncio.sleep(0)
             await self._site.settled()
         await self.accountant.close()
 
-    def _work(self, tenant: str, took: int) -> None:
+    def _work(self, tenant: str, took: int, works: int = 40) -> None:
         worker = self._site.runtime.workers[tenant]
         (key,) = [key for key in worker.executors if label_of(key) == "b/1"]
         counter = worker.metering.counter(worker.executors[key], key)
         assert counter
-        for _ in range(40):
+        for _ in range(works):
             counter.add(took)
 
 
@@ -157,6 +162,22 @@ async def test_a_model_beside_which_works_of_others_take_longer_runs_on_one_gran
     await site.infer("acme")
     admission.leave(kind, "", 0)
     assert narrow(site).stream.ran == before + 1
+
+
+async def test_a_placement_grows_while_its_models_do_not_fill_their_share_there(site: Site) -> None:
+    """A work moves a gigabyte, in 0.1 ms at home, and at 0.4 TB/s on each granule where it is held; 2 TB/s are the share."""
+    for _ in range(3):
+        await site.infer("acme")
+    (key,) = [key for key in placement(site).executors if label_of(key) == "b/1"]
+
+    def grown() -> bool:
+        demand, count = placement(site).demand(key), len(narrow(site).granules)
+        demand.home, demand.narrow = MS // 10, round(10**9 / (0.4e12 * count) * NS)
+        return count > 2
+
+    await Seconds(site, moved=10**9).pass_by(60, grown)
+    assert narrow(site).granules == (0, 1, 2), "the fourth is all that it has"
+    assert await runs_narrow(site)
 
 
 async def test_models_that_slow_others_are_shown_with_how_much(site: Site) -> None:
