@@ -296,6 +296,8 @@ def _message(data: memoryview) -> Message:
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
+        if not tag >> 3:  # Or a file of zeros, which has its size and not its bytes yet, would be read to its end.
+            raise ValueError("field number 0")
         value: int | memoryview
         match tag & 7:
             case 0:

@@ -218,7 +218,7 @@ class _Device:
     def _moved_by(self, tenant: str, models: Mapping[str, ModelTotals]) -> tuple[Moved | None, Moved]:
         if self.traffic:
             return total_of(each.moved for each in models.values()), total_of(each.estimated for each in models.values())
-        return self._by_cores.get(tenant) if tenant in self._cores else None, self._unsure.get(tenant, NOTHING)
+        return self._by_cores.get(tenant), self._unsure.get(tenant, NOTHING)
 
     def _granted_at(self, now: int) -> dict[str, int]:
         elapsed = now - self._held_at

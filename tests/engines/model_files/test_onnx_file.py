@@ -1,4 +1,5 @@
 import hashlib
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,17 @@ def test_sizes_that_are_unknown_or_negative_have_no_name() -> None:
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x3a\xff", b"\xff" * 100, b"\x08" + b"\xff" * 11, b"\x3a\x05ab", b"\x3b"])
 def test_bytes_that_are_no_onnx_file_have_no_names(data: bytes) -> None:
     assert read_onnx(data) == OnnxFile()
+
+
+@pytest.mark.parametrize("begin", [b"", b"\x3a\x80\x80\x40"])  # The second one is a graph of a megabyte.
+def test_a_file_of_zeros_is_not_read_to_its_end(begin: bytes) -> None:
+    data = begin + bytes(1 << 20)
+    tracemalloc.start()
+    try:
+        assert read_onnx(data) == OnnxFile()
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.binary(max_size=200))

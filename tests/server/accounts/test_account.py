@@ -272,6 +272,22 @@ def test_what_a_tenants_cores_moved_is_the_tenants_whatever_its_models_parts_are
     assert account.rates("no such device") == {}
 
 
+def test_what_a_borrower_moves_is_its_own_also_where_its_own_cores_are_not_counted() -> None:
+    account = Account()
+    account.hold("0", "core", 2, {"acme": 1, "globex": 1}, 0)
+    account.count("0", {"globex": 0}, 0)
+    for window in range(1, 10):
+        works = Usage("mob/1", 10 * window, 0, {"globex": 10**9 * window})
+        account.report(7, "0", Report(1, [TenantUsages("acme", [works]), TenantUsages("globex", [])]))
+        account.count("0", {"globex": 10**9 * window}, 2 * window * NS)
+    device = account.totals(20 * NS, 0).devices["0"]
+    acme, globex = device.tenants["acme"].moved, device.tenants["globex"].moved
+    assert acme
+    assert globex
+    assert acme.plus(globex) == device.moved == Moved(9 * 10**9)
+    assert acme.memory > globex.memory
+
+
 def test_what_a_borrower_moves_on_a_lenders_cores_is_the_borrowers_by_an_estimate() -> None:
     account = Account()
     account.hold("0", "core", 2, {"acme": 1, "globex": 1}, 0)
