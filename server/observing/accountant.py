@@ -184,6 +184,9 @@ class Accountant:
             self._said.clear()
             try:
                 now, fenced = self._clock(), [device for device in self._devices if device.fences]
+                for device in self._devices:
+                    if not device.fences:
+                        self._forget(device)
                 if (read := bool(self._moved)) or fenced:
                     await self._guess(now, SAYING if fenced else GUESSING)
                 if self._count and (self._counted_at is None or now - self._counted_at >= SAYING * NS):
@@ -200,6 +203,12 @@ class Accountant:
                     self._files.begin_writing(totals)  # It may take long.
             except Exception as error:
                 self._warn(error)
+
+    def _forget(self, device: ControlledDevice) -> None:
+        """No tenant is fenced there: what was seen of held models is not so any more once one is."""
+        for known in (self._harm, self._drawn, self._held):
+            known.pop(device.name, None)
+        device.slows, device.narrowing = {}, {}
 
     async def _look(self, device: ControlledDevice, totals: Totals) -> bool:
         """See which models of fenced tenants slow works of others, and how much they draw where they are held; whether others

@@ -164,6 +164,20 @@ async def test_a_model_beside_which_works_of_others_take_longer_runs_on_one_gran
     assert narrow(site).stream.ran == before + 1
 
 
+async def test_what_was_seen_of_models_is_forgotten_once_nothing_is_fenced(site: Site) -> None:
+    for _ in range(9):
+        await site.infer("acme")
+    seconds, device = Seconds(site), site.controller.devices[0]
+    await seconds.pass_by(150, lambda: bool(device.slows))
+    fences, device.fences = device.fences, {}
+    await seconds.pass_by(200, lambda: not device.slows)
+    device.fences = fences
+    assert device.narrowing == {}
+    more = iter(range(5))
+    await seconds.pass_by(300, lambda: next(more, None) is None)
+    assert device.slows == {}, "it is tried again first"
+
+
 async def test_a_placement_grows_while_its_models_do_not_fill_their_share_there(site: Site) -> None:
     """A work moves a gigabyte, in 0.1 ms at home, and at 0.4 TB/s on each granule where it is held; 2 TB/s are the share."""
     for _ in range(3):
