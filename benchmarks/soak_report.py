@@ -32,6 +32,8 @@ ENDING = 0.25
 """Seconds that a killed process may need until the kernel has closed its sockets; they are looked at separately."""
 AFTER = {"kill": 2.0, "kill of dev": 5.0}
 """Seconds after a kill, of an HTTP process or a device process, for which answers are said to be beside it."""
+SLOWEST = 10
+"""Slowest answers that are listed with what was done before."""
 SUMS = 0.02
 """By which the account's sums may differ from the time that passed."""
 
@@ -121,6 +123,24 @@ class Report:
                         found.setdefault((whose, what), []).append(each.ended - each.began)
         return {key: sorted(found[key]) for key in sorted(found)}
 
+    def slowest(self) -> list[dict[str, Any]]:
+        """The slowest right answers, one of each tenth of a second, and the last thing that was done before each had ended."""
+        spans = sorted(self.events, key=lambda each: each.began)
+        begins = [each.began for each in spans]
+        start = min((each.began for client in self.clients for each in client.outcomes), default=0.0)
+        answers = [(each, client) for client in self.clients for each in client.outcomes if each.what == "right"]
+        answers = [(each, client) for each, client in answers if client.kind != "slow"]
+        found: dict[float, dict[str, Any]] = {}
+        for each, client in sorted(answers, key=lambda answer: answer[0].began - answer[0].ended):
+            at = round(each.ended - start, 1)
+            last = bisect_left(begins, each.ended) - 1
+            done = f"{spans[last].name} {spans[last].tenant}".strip() if last >= 0 else ""
+            row = {"tenant": client.tenant, "kind": client.kind, "at": at, "seconds": each.ended - each.began}
+            found.setdefault(at, row | {"after": done, "since": each.ended - begins[last] if done else None})
+            if len(found) == SLOWEST:
+                break
+        return list(found.values())
+
     def processes(self) -> list[dict[str, Any]]:
         """Memory and descriptors of processes that lived long enough: medians of the second and the last third of the life."""
         rows = []
@@ -186,6 +206,11 @@ class Report:
         for (tenant, what), times in self.latencies().items():
             figures = [percentile(times, 0.5), percentile(times, 0.99), times[-1]]
             yield f"| {tenant} | {what} | {len(times):,} | " + " | ".join(f"{each * 1e3:,.1f} ms" for each in figures) + " |"
+        yield "\n| slowest answers: tenant | kind | at | took | last done before its end | before |\n|---|---|---|---|---|---|"
+        for row in self.slowest():
+            since = "" if row["since"] is None else f"{row['since'] * 1e3:,.0f} ms"
+            when = f"{row['at']} s | {row['seconds'] * 1e3:,.1f} ms"
+            yield f"| {row['tenant']} | {row['kind']} | {when} | {row['after']} | {since} |"
         yield "\n| process | lived for | memory of its own, second and last third | slope | descriptors | flat |"
         yield "|---|---|---|---|---|---|"
         for row in self.processes():
@@ -220,6 +245,7 @@ class Report:
             "requests": self.counts(),
             "causes": causes,
             "latencies": latencies,
+            "slowest": self.slowest(),
             "events": Counter(f"{each.name}: {each.status}" for each in self.events),
             "processes": self.processes(),
             "steps": self.steps(),

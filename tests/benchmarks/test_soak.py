@@ -77,6 +77,16 @@ def test_latencies_stand_beside_what_was_going_on() -> None:
     }
 
 
+def test_the_slowest_answers_stand_beside_what_was_done_last() -> None:
+    quiet, killed = Outcome("right", "kept", 1.0, 50.0, 50.5), Outcome("right", "kept", 1.0, 101.0, 101.25)
+    found = report(killed, quiet, killed._replace(ended=101.24))
+    assert found.slowest() == [
+        {"tenant": "beta", "kind": "kept", "at": 0.5, "seconds": 0.5, "after": "", "since": None},
+        {"tenant": "beta", "kind": "kept", "at": 51.2, "seconds": 0.25, "after": "kill beta", "since": 1.25},
+    ], "one of each tenth of a second"
+    assert "| beta | kept | 51.2 s | 250.0 ms | kill beta | 1,250 ms |" in list(found.lines())
+
+
 def test_a_device_process_takes_longer_to_be_back_and_hogs_stand_apart() -> None:
     right = Outcome("right", "kept", 1.0, 104.0, 104.25)
     clients = [
