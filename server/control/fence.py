@@ -145,7 +145,7 @@ def _fence(
         elif len(home) == 1 and not borrows:
             notes.append(f"it has one granule, which cannot be narrowed: its {sum(units)} {unit}s draw {here}")
             memory, granules = 0, ()
-        elif drawn > memory:
+        elif drawn > memory and len(granules) == 1:
             what = f"its memory_bandwidth is {in_words(memory)}, but one granule ({units[0]} {unit}s) draws {in_words(drawn)}"
             notes.append(f"{what} at most: works that draw more run on that, and are held to that")
             memory = drawn if len(home) == 1 else memory  # Else works would only go from its home to the same granule.
