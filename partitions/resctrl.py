@@ -145,10 +145,9 @@ class CoreGroups:
         """The bytes of memory that each holder's cores have moved while they were in groups, where that is counted.
 
         It never falls. A counter that says nothing for now ("Unavailable") is behind until it does, and a holder of which none
-        says anything is left out.
+        says anything, or that has no group, is left out.
         """
-        silent = {name for name, (group, _) in self._groups.items() if not self._count(name, group)}
-        return {name: count for name, count in self._moved.items() if name not in silent}
+        return {name: self._moved[name] for name, (group, _) in self._groups.items() if self._count(name, group)}
 
     def close(self) -> None:
         """Hold nothing any more."""

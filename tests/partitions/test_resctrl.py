@@ -262,7 +262,9 @@ def test_bytes_are_counted_of_cores_that_are_held_and_of_others(root: KernelPath
     assert machine.moved() == {"acme": 70_000_000_005, "globex": 8}
     machine.close()
     assert (groups(base), meters(base)) == ([], [])
-    assert machine.moved() == {"acme": 70_000_000_005, "globex": 8}
+    assert machine.moved() == {}, "nothing counts now"
+    machine.hold({"acme": ACME})
+    assert machine.moved() == {"acme": 70_000_000_005}
 
 
 @pytest.mark.parametrize("silent", ["Unavailable", "Error", "Unassigned"])
