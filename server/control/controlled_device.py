@@ -78,6 +78,8 @@ class ControlledDevice:
         self.host_cores.pop(name, None)
         self.wide.pop(name, None)
         self.fences.pop(name, None)
+        self.slows = {row: times for row, times in self.slows.items() if row[0] != name}
+        self.narrowing = {tenant: seen for tenant, seen in self.narrowing.items() if tenant != name}
 
     def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
         """The runtimes of these tenants, or of all, each once."""

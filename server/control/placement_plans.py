@@ -112,6 +112,14 @@ class PlacementPlans:
         if self._loaded:
             self._start(self._carry_out())
 
+    def narrowed(self) -> None:
+        """Other things were seen of held models: plan again if some are to be held on other granules for that."""
+        for device in self._devices:
+            planned = self._plan_fences(device, {})
+            if any(fence.granules != device.fences.get(name, fence).granules for name, fence in planned.items()):
+                self.remake()
+                return
+
     async def carried_out(self) -> None:
         """Wait until the last plan is carried out, as far as it can be; executors on wide placements may come later."""
         while (work := self._work) and not work.done():

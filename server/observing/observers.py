@@ -21,7 +21,7 @@ class Observers:
         server = controller.config.server
         files = UsageFiles(server.usage_dir) if server.usage_dir else None
         plans = controller.placements
-        self.accountant = Accountant(controller.devices, files, narrowed=plans.remake, count=plans.moved)
+        self.accountant = Accountant(controller.devices, files, narrowed=plans.narrowed, count=plans.moved)
         self.health = HealthMonitor(controller.devices, moved=self.accountant.moved)
         self.pilot = Pilot(controller, server.autopilot)
         self.overview = Overview(controller, self.accountant)

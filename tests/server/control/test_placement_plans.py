@@ -16,7 +16,7 @@ from partitions.resctrl import CoreGroups, CoreShare
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ReadyShare
-from server.control.fence import Fence, FencedTenant
+from server.control.fence import Fence, FencedTenant, Narrowing
 from server.control.placement_plans import PlacementPlans
 from server.control.stretch import Wide
 from server.errors import Unavailable
@@ -246,6 +246,33 @@ async def test_cores_are_counted_that_are_not_held_and_follow_moves(root: Kernel
     assert await plans.moved() == {"acme": 0, "globex": 0}
     await plans.free_cores()
     assert not meters(base)
+
+
+async def test_what_is_seen_of_models_plans_again_only_where_it_makes_other_placements(root: KernelPath) -> None:
+    device, plans, runtime = on_cores(root)
+    tenants = {"acme": ACME.model_copy(update={"memory_bandwidth": 2 * 10**9}), "globex": GLOBEX}
+    device.info = DeviceInfo("cuda", "", "SM", (1,) * 5, bandwidth=Bandwidth(5 * 10**9, 10**9, 10**9))
+    device.hold({"acme": (0, 1, 2, 3), "globex": (4,)})
+    plans.reconfigure(tenants)
+    plans.begin(loaded)
+    await plans.carried_out()
+    for unit, looks in ((9 * 10**8, 1), (6 * 10**8, 2), (62 * 10**7, 2), (0, 3)):
+        device.narrowing = {"acme": Narrowing(unit)}
+        plans.narrowed()
+        await plans.carried_out()
+        assert len(runtime.fenced) == looks
+    assert [len(each["acme"].granules) for each in runtime.fenced] == [2, 3, 2]
+    plans.close()
+    await plans.free_cores()
+
+
+async def test_what_was_seen_of_a_tenants_models_goes_with_it() -> None:
+    device = ControlledDevice("0", {}, info=DeviceInfo("cuda", "", "SM", (1,) * 2))
+    device.hold({"acme": (0,), "globex": (1,)})
+    device.narrowing = {"acme": Narrowing(5), "globex": Narrowing(6)}
+    device.slows = {("acme", "mob/1"): 2.0, ("globex", "mob/1"): 3.0}
+    device.remove("acme")
+    assert (device.narrowing, device.slows) == ({"globex": Narrowing(6)}, {("globex", "mob/1"): 3.0})
 
 
 async def test_cores_that_another_program_kept_from_being_held_are_held_once_it_does_not(
