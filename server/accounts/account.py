@@ -130,6 +130,8 @@ class _Device:
         self._held_at, self._shares = now, dict(shares)
         for tenant in shares:
             self._granted.setdefault(tenant, 0)
+        for tenant in self._cores.keys() - shares.keys():  # What its cores move now, it moves elsewhere.
+            self._cores[tenant] = Traffic()
 
     def add(self, added: Mapping[Row, Counts]) -> None:
         for row, (works, used, borrowed) in added.items():

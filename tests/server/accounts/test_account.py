@@ -309,6 +309,20 @@ def test_what_a_borrower_moves_on_a_lenders_cores_is_the_borrowers_by_an_estimat
     assert globex.moved.has_much(globex.estimated)
 
 
+def test_what_a_tenants_cores_moved_on_another_device_is_not_counted_again_when_it_is_back() -> None:
+    account, meter = Account(), 0
+    for turn, there in enumerate(("0", "1", "0")):
+        for device in ("0", "1"):
+            account.hold(device, "core", 1, {"acme": 1} if device == there else {}, 100 * turn * NS)
+        for second in (10, 20, 30):
+            meter += 10**9
+            account.count(there, {"acme": meter}, (100 * turn + second) * NS)
+    totals = account.totals(400 * NS, 0)
+    assert [totals.devices[name].moved for name in ("0", "1")] == [Moved(4 * 10**9), Moved(2 * 10**9)]
+    acme = totals.devices["0"].tenants["acme"]
+    assert acme.moved == Moved(4 * 10**9)
+
+
 def test_idle_power_is_unknown_until_nothing_runs() -> None:
     idle = IdlePower()
     assert idle.part(100, NS, True) == 0
