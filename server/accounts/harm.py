@@ -319,10 +319,12 @@ class _Trial:
         return min(let_go) / max(held) if let_go and held else math.inf
 
     def _as_many(self, row: Row) -> bool:
-        """Whether this neighbour had about as many works in a second, or more, while the model was held."""
-        rates = {
-            is_held: sum(each.ran[row].works for each in phases) / sum(each.ns for each in phases)
-            for is_held in (False, True)
-            if (phases := [each for each in self._phases if each.held is is_held])
-        }
-        return rates[True] >= FEWER * rates[False]
+        """Whether this neighbour had about as many works in a second, or more, while the model was held: not fewer than by
+        chance, of works that begin at random.
+        """
+        (let_go, ns), (held, held_ns) = (
+            (sum(each.ran[row].works for each in phases), sum(each.ns for each in phases))
+            for phases in ([each for each in self._phases if each.held is is_held] for is_held in (False, True))
+        )
+        part = FEWER * held_ns / ns
+        return held >= part * let_go - 2 * math.sqrt(held + part * part * let_go)

@@ -240,6 +240,16 @@ def test_a_model_that_was_found_is_let_go_for_seconds_now_and_then(seed: int, la
         assert windows - 5 <= device.seconds_held(HOG) - before < windows, "it costs neighbours some seconds"
 
 
+def test_a_neighbour_with_few_works_is_not_taken_to_be_asked_less_by_chance() -> None:
+    """Else the model was found a minute later, or went free for a minute once it was tried again."""
+    for seed in range(30):
+        device = Device(seed, acme_hog=hog(always(1.0)), globex_net=Model(always(0.2), each=8.0 * MS))
+        assert device.run(150).found.keys() == {HOG}
+        before, windows = device.seconds_held(HOG), KEEPS // NS + 60
+        device.run(windows)
+        assert device.seconds_held(HOG) - before > windows - 20
+
+
 @some
 @given(seeds)
 def test_neighbours_that_are_asked_less_while_a_model_is_held_are_no_reason(seed: int) -> None:
