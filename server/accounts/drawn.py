@@ -13,9 +13,11 @@ from .usage import NS, Row
 
 SETTLES = 5
 """Looks for which a model is seen on a placement until its figure counts, as that is an average."""
-MARGIN = 1.05
+WEIGHT, MORE = 1 / 8, 1.3
+"""Of a look in a model's figure, as the figures of works vary; but one that is so many times as large counts at once."""
+MARGIN = 1.1
 """As many times as seen is what a unit is taken to draw. It is taken to draw less once less than `LOWER` of that is seen."""
-LOWER = 0.85
+LOWER = 0.8
 REST = 60 * NS
 """From a change to the next one that makes a tenant's placement wider, as nothing is held while it is made."""
 
@@ -35,7 +37,7 @@ class Drawn:
     def __init__(self) -> None:
         self.units: dict[str, int] = {}
         """By tenant: bytes a second that a unit draws where its models are held, at most. Others may draw all they can."""
-        self._seen: dict[Row, int] = {}
+        self._seen: dict[Row, float] = {}
         self._looks: dict[Row, tuple[int, int]] = {}
         """By model the units on which it is held, and for how many looks it has been seen there."""
         self._at: dict[str, int] = {}
@@ -53,7 +55,8 @@ class Drawn:
             looks = looks + 1 if before == there and each.moved and each.ns else 0
             self._looks[row] = there, looks
             if looks >= SETTLES:
-                self._seen[row] = round(each.moved * NS / each.ns / there)
+                drawn, average = each.moved * NS / each.ns / there, self._seen.get(row, 0.0)
+                self._seen[row] = drawn if drawn > MORE * average else average + (drawn - average) * WEIGHT
         tenants = {tenant for tenant, _ in known}
         for kept in (self.units, self._at):
             for tenant in kept.keys() - tenants:
@@ -61,7 +64,7 @@ class Drawn:
         for tenant in {tenant for tenant, _ in held}:
             self._judge(tenant, [self._seen.get(row) for row in held if row[0] == tenant], now)
 
-    def _judge(self, tenant: str, seen: list[int | None], now: int) -> None:
+    def _judge(self, tenant: str, seen: list[float | None], now: int) -> None:
         each, taken = max((one for one in seen if one is not None), default=0), self.units.get(tenant)
         if None in seen:
             if taken is not None:  # What is new may draw all it can.

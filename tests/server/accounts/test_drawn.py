@@ -1,5 +1,8 @@
 """What a unit draws where models are held, as seen of synthetic ones: placements grow until these get what they may."""
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +29,7 @@ class Site:
         self.share = rate * MOVES.memory
         self.draws: dict[Row, int] = {("acme", f"{name}/1"): rate for name, rate in each.items()}
         self.unmeasured: set[Row] = set()
+        self.noise, self.random = 0.0, Random(1)
         self.drawn = Drawn()
         self.now = 0
         self.changes = 0
@@ -69,7 +73,7 @@ def test_a_placement_has_as_many_granules_as_its_models_may_fill() -> None:
 def test_the_model_that_draws_the_most_counts_and_a_new_one_may_draw_all_it_can() -> None:
     site = Site(0.5, copy=59 * 10**9)
     assert site.run(60) == 4
-    site.draws[WRITE] = 70 * 10**9
+    site.draws[WRITE] = 65 * 10**9
     assert site.run(1) == 2
     assert site.run(2 * REST // NS) == 4
     site.draws[WRITE] = 110 * 10**9
@@ -84,6 +88,15 @@ def test_what_is_not_measured_makes_nothing_wider() -> None:
     assert site.run(100) == 2
     site.unmeasured = set()
     assert site.run(10) == 4
+
+
+@pytest.mark.parametrize("each", [50, 59, 70, 95])
+def test_noise_hardly_changes_placements(each: int) -> None:
+    """In an hour, a tenth of each figure."""
+    site = Site(0.5, copy=each * 10**9)
+    site.noise = 0.1
+    site.run(3600)
+    assert site.changes <= 4
 
 
 @given(st.floats(0.05, 0.95), st.lists(st.integers(5, 127), min_size=1, max_size=4))
