@@ -35,7 +35,7 @@ WAIT, LONGEST = 60 * NS, 3600 * NS
 KEEPS = 900 * NS
 """Then a model that was found is let go once, for some seconds."""
 ASKED = 30
-"""Windows for which a single granule is asked for, until a trial can begin there."""
+"""Windows for which a single granule is asked for, without those in which it is made, until a trial begins there."""
 FEWER = 0.8
 """A neighbour with fewer works while a model is held, as a part, was asked less, so that its batches may have been smaller."""
 
@@ -92,7 +92,8 @@ class Harm:
         if before is None:
             return
         window = _Window(before, self._last)
-        self._asked = {tenant: left - 1 for tenant, left in self._asked.items() if left > 1}
+        asked = {tenant: left - (granules.get(tenant) != 0) for tenant, left in self._asked.items()}
+        self._asked = {tenant: left for tenant, left in asked.items() if left}
         self._forget(window, now)
         self._learn(window, {tenant for tenant, count in granules.items() if not count})
         if self._trial:

@@ -58,6 +58,8 @@ class Device:
         self.several: set[str] = set()
         """Tenants whose narrow placements have more than one granule where they may, on which models slow others as at home."""
         self.single = {tenant for tenant, _ in self.models}
+        self.making = self.left = 1
+        """Windows in which there is none while it gets more or fewer granules."""
         self.made: Mapping[str, int] = {}
         self.look()
 
@@ -68,7 +70,7 @@ class Device:
 
     @property
     def granules(self) -> dict[str, int]:
-        """While a narrow placement gets more or fewer, there is none for a window."""
+        """While a narrow placement gets more or fewer, there is none."""
         made = {tenant: (tenant in self.wanted) is (tenant in self.single) for tenant, _ in self.models}
         return {tenant: (1 if tenant in self.single else 2) * each for tenant, each in made.items()}
 
@@ -105,7 +107,9 @@ class Device:
                 model.works += works
                 model.used += int(works * each * (model.slower * NARROW if narrow else SHARE))
                 model.was_held.append(row in held)
-            self.before, self.made, self.single = self.narrow, self.granules, self.wanted
+            self.before, self.made = self.narrow, self.granules
+            self.left = self.making if self.single == self.wanted else self.left - 1
+            self.single = self.single if self.left else self.wanted
             self.now += NS
             self.look()
         return self.harm
@@ -272,6 +276,12 @@ def test_where_several_granules_would_not_hold_it_it_is_tried_on_one_and_held_th
     device.models[HOG].slows = 1.0
     assert device.run(KEEPS // NS + 100).found == {}
     assert device.single == {"globex"}, "it may have several again"
+
+
+def test_it_is_tried_on_one_granule_however_long_that_takes_to_be_made() -> None:
+    device = Device(1, acme_hog=hog(always(1.0)), globex_net=Model(always(0.2)))
+    device.several, device.making = {"acme"}, 100
+    assert device.run(400).found.keys() == {HOG}
 
 
 @some
