@@ -302,7 +302,7 @@ class CoreGroups:
         return int((self._cache(core) / "id").read_text())
 
     def _part_of(self, cache: int, cores: Sequence[int]) -> float:
-        """The part that these cores are of those that have an L3 cache."""
+        """How many of the cores that share an L3 cache are among these, from 0 to 1."""
         theirs = [core for core in cores if self._cache_of(core) == cache]
         return len(theirs) / len([*_numbers((self._cache(theirs[0]) / "shared_cpu_list").read_text())])
 

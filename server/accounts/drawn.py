@@ -1,34 +1,23 @@
 """How much a unit draws of a device's memory where a fenced tenant's models are held, so that these get what they may. Pure.
 
-At first a unit is taken to draw all that it can. Most models draw less (copies half of that, H200), so that a placement which
-they cannot leave their share on may have more granules. That is seen while they run there: the most bytes that a work may
-move, as far as its meter is certain, over the time that it takes, and the units there. The model that draws the most counts
-for its tenant.
+At first a unit is taken to draw all that it can. Models draw less: those that read, write or copy memory a quarter to two
+fifths of that (docs/lab/2026-11-29-bandwidth.md). So their placement may have more granules until they fill their share. What
+they draw is seen while they run there. The model that draws the most counts for its tenant.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from .usage import NS, Row
 
 SETTLES = 5
 """Looks for which a model is seen on a placement until its figure counts, as that is an average."""
-WEIGHT, MORE = 1 / 8, 1.3
+WEIGHT, MORE = 1 / 8, 1.6
 """Of a look in a model's figure, as the figures of works vary; but one that is so many times as large counts at once."""
 MARGIN = 1.1
 """As many times as seen is what a unit is taken to draw. It is taken to draw less once less than `LOWER` of that is seen."""
 LOWER = 0.8
 REST = 60 * NS
 """From a change to the next one that makes a tenant's placement wider, as nothing is held while it is made."""
-
-
-class Held(NamedTuple):
-    """A work of a model that draws more than its tenant may: the bytes that it moves at most, 0 where that is not known, and
-    the nanoseconds that it takes where it is held, 0 if it has not run there.
-    """
-
-    moved: int
-    ns: float
 
 
 class Drawn:
@@ -43,19 +32,19 @@ class Drawn:
         self._at: dict[str, int] = {}
         """When a tenant's figure changed last, in nanoseconds."""
 
-    def look(self, now: int, units: Mapping[str, int], held: Mapping[Row, Held], known: Collection[Row]) -> None:
-        """At this time in nanoseconds tenants have narrow placements of so many units, and these models are held there. Models
-        that are not `known` have gone.
+    def look(self, now: int, units: Mapping[str, int], held: Mapping[Row, float], known: Collection[Row]) -> None:
+        """At this time in nanoseconds tenants have narrow placements of so many units. `held` are the models that are held
+        there, and the bytes a second that each draws there at most, 0 where that is not known. Models not in `known` have gone.
         """
         self._seen = {row: each for row, each in self._seen.items() if row in known}
         self._looks = {row: each for row, each in self._looks.items() if row in held}
-        for row, each in held.items():
+        for row, rate in held.items():
             there = units[row[0]]
             before, looks = self._looks.get(row, (there, 0))
-            looks = looks + 1 if before == there and each.moved and each.ns else 0
+            looks = looks + 1 if before == there and rate else 0
             self._looks[row] = there, looks
             if looks >= SETTLES:
-                drawn, average = each.moved * NS / each.ns / there, self._seen.get(row, 0.0)
+                drawn, average = rate / there, self._seen.get(row, 0.0)
                 self._seen[row] = drawn if drawn > MORE * average else average + (drawn - average) * WEIGHT
         tenants = {tenant for tenant, _ in known}
         for kept in (self.units, self._at):

@@ -5,7 +5,8 @@ have other reasons: more load makes larger batches, and loads rise together. So 
 to slow others only if works of one neighbour took longer in all phases in which it was let go than in any in which it was held.
 A model that is suspected for another reason is mostly held once, for some seconds, before that is known.
 
-Held means on a single granule: random reads of two cost others about as much as those of seven (H200, 2026-11-28).
+Held means on a single granule: a neighbour of random reads takes 0.66 ms beside one granule, 2.5 beside two, 3.7 beside seven
+(H100, docs/lab/2026-11-28-sleep.md).
 """
 
 import math

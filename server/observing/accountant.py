@@ -12,7 +12,7 @@ from types import MappingProxyType
 from partitions.plan import Granules
 
 from ..accounts.account import Account, History
-from ..accounts.drawn import Drawn, Held
+from ..accounts.drawn import Drawn
 from ..accounts.harm import Harm
 from ..accounts.traffic import NO_GUESSES, Traffic
 from ..accounts.usage import NS, Moved, Report, Row, Totals
@@ -33,7 +33,6 @@ GUESSING = 60.0
 """Seconds between two looks at what models take of devices' memory, from which it is guessed what their works move."""
 SAYING = 2.0
 """The same where tenants are fenced. After so long, and when a meter was read, device sides are said what works move."""
-MS = 10**6
 LIMIT = 2.0
 """Seconds that the end of the server waits for the last row of the file."""
 
@@ -255,7 +254,7 @@ class Accountant:
         harm, drawn = self._harm[device.name], self._drawn.setdefault(device.name, Drawn())
         traffic, sizes = self._account.traffic(device.name) or Traffic(), device.info.granules
         held = {
-            row: Held(traffic.most_memory_of(row), each.narrow_ms * MS)
+            row: traffic.most_memory_of(row) / each.narrow_ms * 1e3 if each.narrow_ms else 0.0
             for row, each in models.items()
             if row not in harm.held and each.moved * 1e3 > fences[row[0]].memory_bandwidth * each.home_ms
         }

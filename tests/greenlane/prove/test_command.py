@@ -27,7 +27,7 @@ from greenlane.prove.command_line import parse
 from greenlane.prove.findings import Findings
 from greenlane.prove.plan import LEAST
 from greenlane.prove.proving import Run, prove
-from greenlane.prove.survey import survey
+from greenlane.prove.survey import Surveyed, survey
 from partitions.strain import STRAINS
 from server.demo import build
 from server.tenants.auth import digest
@@ -345,15 +345,21 @@ class HalfDead(Page):
         self.close_connection = True
 
 
-def test_a_model_that_stops_answering_is_not_driven() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), HalfDead) as half:
-        thread = threading.Thread(target=half.serve_forever)
+def surveyed(kind: type[HalfDead], seconds: float) -> Surveyed:
+    """What a survey of such a server finds in so many seconds."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
         thread.start()
         try:
-            (found,) = survey(Access(half.server_port), 5.0, lambda _: None)
+            (found,) = survey(Access(listening.server_port), seconds, lambda _: None)
         finally:
-            half.shutdown()
+            listening.shutdown()
             thread.join()
+    return found
+
+
+def test_a_model_that_stops_answering_is_not_driven() -> None:
+    found = surveyed(HalfDead, 5.0)
     assert not found.drivable
     assert found.undriven["m"].startswith("it does not answer: ")
 
@@ -370,14 +376,7 @@ class Silent(HalfDead):
 
 def test_a_server_that_answers_no_model_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("greenlane.prove.survey.PATIENCE", 0.2)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as silent:
-        thread = threading.Thread(target=silent.serve_forever)
-        thread.start()
-        try:
-            (found,) = survey(Access(silent.server_port), 0.1, lambda _: None)
-        finally:
-            silent.shutdown()
-            thread.join()
+    found = surveyed(Silent, 0.1)
     assert found.undriven["m0"] == "it does not answer: no answer within 0.2 s"
     assert found.undriven["m8"].startswith("there was no time left")
 

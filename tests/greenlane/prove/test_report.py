@@ -109,7 +109,7 @@ def test_a_strain_is_reported_with_by_how_much_it_was_felt_and_what_it_moved(mem
     assert "gigabytes_per_second" not in document(found)["pairs"][0]["attacks"][0]
 
 
-@pytest.mark.parametrize(("planned", "said"), [(60.0, "60 s)"), (25.0, "60 s, as --seconds 25 counts neither strains")])
+@pytest.mark.parametrize(("planned", "said"), [(60.0, "60 s)"), (25.0, "60 s: --seconds 25, and more for strains")])
 def test_a_run_that_took_longer_than_was_asked_for_says_why(planned: float, said: str) -> None:
     assert f"(a growth of at most 1.3 is allowed; {said}" in text.render(replace(findings(result()), planned=planned))
 

@@ -1,5 +1,6 @@
 """What a unit draws where models are held, as seen of synthetic ones: placements grow until these get what they may."""
 
+import math
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitions.base import Bandwidth
-from server.accounts.drawn import REST, SETTLES, Drawn, Held
+from server.accounts.drawn import REST, SETTLES, Drawn
 from server.accounts.usage import NS, Row
 from server.config.tenant import TenantConfig
 from server.control.fence import Narrowing, plan_fences
@@ -44,10 +45,8 @@ class Site:
         """How many granules the narrow placement has then."""
         for _ in range(seconds):
             units = 8 * self.count
-            held = {
-                row: Held(0 if row in self.unmeasured else 10**9, 10**9 * NS / (each * units))
-                for row, each in self.draws.items()
-            }
+            off = {row: math.exp(self.noise * self.random.gauss(0, 1)) for row in self.draws}
+            held = {row: 0.0 if row in self.unmeasured else each * units * off[row] for row, each in self.draws.items()}
             self.drawn.look(self.now, {"acme": units}, held, self.draws.keys())
             self.now += NS
             self.changes += self.planned() != self.count
