@@ -88,8 +88,8 @@ AT_ONCE = 8
 """Sectors that a thread of `read_sectors` has in flight."""
 FAR = 16
 """How many times what the last cache holds memory is, which then has hardly any of it."""
-HOST = 64 << 20
-"""Bytes of host memory that are page-locked for PCIe."""
+HOST = 8 << 20
+"""Bytes that a pass moves over PCIe, as a work with large outputs does, in a sixth of a millisecond: no pace divides a pass."""
 AHEAD = 2
 """Launches in flight."""
 
