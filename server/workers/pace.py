@@ -47,6 +47,8 @@ class Pace:
         self.shared = view_pace(1, ())
         """The numbers, for the launch loop too."""
         self._hurried = False
+        self._latest = 0
+        """When the last piece of a load is over at the latest, as works get as much meanwhile."""
         self.hold(pages, rate)
 
     def hold(self, pages: Sequence[ActivityPage], rate: int) -> None:
@@ -112,11 +114,10 @@ class Pace:
         """Charge what a load is about to move to the device, a piece after the other, so that works go in between: as much as
         the load, where they want more than there is. Blocks until all is charged, the neighbours rest, or `hurry` was called.
         """
-        latest = 0
         while nbytes > 0 and not self._hurried and at_work(self.words, now := clock()):
-            if (left := int(self.shared.free_in) - now) > -YIELD // 2 and now < latest:
-                pause(min(left + YIELD, latest - now) / SECOND)
+            if (left := int(self.shared.free_in) - now) > -YIELD // 2 and now < self._latest:
+                pause(min(left + YIELD, self._latest - now) / SECOND)
                 continue
             piece = min(nbytes, max(1, self.rate * PIECE // SECOND))
             self.charge_in(piece, now)
-            nbytes, latest = nbytes - piece, now + 2 * PIECE
+            nbytes, self._latest = nbytes - piece, now + 2 * piece * SECOND // self.rate

@@ -182,15 +182,18 @@ class Loading:
         return (self.now - began) / SECOND
 
 
+@pytest.mark.parametrize("loads", [1, 7, 1000])
 @pytest.mark.parametrize("rate", [GB, 25 * GB])
-def test_a_load_takes_as_long_as_the_tenant_s_share_gives_it(rate: int) -> None:
-    assert Loading(rate).pay(rate) == pytest.approx(1, rel=0.01)
+def test_loads_take_as_long_as_the_tenant_s_share_gives_them(rate: int, loads: int) -> None:
+    loading = Loading(rate)
+    assert sum(loading.pay(rate // loads) for _ in range(loads)) == pytest.approx(1, rel=0.01)
 
 
+@pytest.mark.parametrize("loads", [1, 7, 1000])
 @pytest.mark.parametrize("work", [10_000, 4_000_000, 100_000_000])
-def test_works_and_a_load_share_what_there_is_and_none_waits_for_long(work: int) -> None:
+def test_works_and_loads_share_what_there_is_and_none_waits_for_long(work: int, loads: int) -> None:
     loading = Loading(GB, work)
-    took = loading.pay(GB)
+    took = sum(loading.pay(GB // loads) for _ in range(loads))
     assert loading.moved + GB <= GB * took + GB * (CATCH_UP + PIECE) / SECOND + work
     assert 1.9 <= took <= 2.1
     assert loading.waited <= 2 * (work + GB * PIECE // SECOND) + PIECE
