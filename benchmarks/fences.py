@@ -37,7 +37,7 @@ def lines(findings: Findings) -> Iterator[str]:
 
 def _grown(one: Combination) -> str:
     free, held = (
-        " / ".join(times(one.grew(alone, under, quantile).value) for quantile in (0.5, 0.99))
+        " / ".join(times(one.grew(alone, under, quantile)) for quantile in (0.5, 0.99))
         for alone, under in ((CONTROL_ALONE, CONTROL), (ALONE, UNDER))
     )
     return f"{free} -> {held}"

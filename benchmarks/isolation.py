@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(table(findings))
     if options.fence:
-        print(*fence_lines(findings), sep="\n")
+        print(*fence_lines(findings), sep="\n", flush=True)  # As what is kept takes some seconds more.
     keep(findings, options.json, options.out)
     return status(findings, options.memory)
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from greenlane.load.figures import Figures, Samples, figures
-from greenlane.load.intervals import Interval, growth
+from greenlane.load.intervals import Interval, grown, growth
 
 ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", "control, under load"
 KINDS = (ALONE, UNDER, CONTROL_ALONE, CONTROL)
@@ -68,12 +68,14 @@ class Combination:
     @property
     def growth(self) -> Interval:
         """How many times p99 grew beside the aggressor, over all rounds together, with the interval of `greenlane prove`."""
-        return self.grew(ALONE, UNDER, 0.99)
+        return growth(self._samples(ALONE), self._samples(UNDER), 0.99)
 
-    def grew(self, alone: str, under: str, quantile: float) -> Interval:
-        """The same of phases of these kinds, and of any percentile."""
-        before, after = ([phase.samples for phase in self.of(kind)] for kind in (alone, under))
-        return growth(before, after, quantile)
+    def grew(self, alone: str, under: str, quantile: float) -> float:
+        """The same of phases of these kinds, and of any percentile, without an interval."""
+        return grown(self._samples(alone), self._samples(under), quantile)
+
+    def _samples(self, kind: str) -> list[Samples]:
+        return [phase.samples for phase in self.of(kind)]
 
     @property
     def wrong(self) -> int:

@@ -43,15 +43,27 @@ def growth(before: Sequence[Samples], after: Sequence[Samples], quantile: float)
     The estimate is of all rounds together; rounds in which one side has no request are left out. UNKNOWN where none is left.
     The same samples give the same interval.
     """
-    rounds = [(blocks(a), blocks(b)) for a, b in zip(before, after, strict=True) if len(a) and len(b)]
+    rounds = [(blocks(a), blocks(b)) for a, b in _pairs(before, after)]
     if not rounds:
         return UNKNOWN
     sides = [[both[0] for both in rounds], [both[1] for both in rounds]]
-    base, other = (percentile(np.sort(np.concatenate([b for turn in side for b in turn])).tolist(), quantile) for side in sides)
     draw = np.random.default_rng(1)
     ratios = np.sort([_drawn(sides[0], sides[1], quantile, draw) for _ in range(DRAWS)])
     low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(other / base, float(low), float(high))
+    return Interval(grown(before, after, quantile), float(low), float(high))
+
+
+def grown(before: Sequence[Samples], after: Sequence[Samples], quantile: float) -> float:
+    """The estimate of `growth`, which takes much longer; NaN where no round is left."""
+    sides = list(zip(*_pairs(before, after), strict=True))
+    if not sides:
+        return math.nan
+    base, other = (percentile(np.sort(np.concatenate([each.latency for each in side])).tolist(), quantile) for side in sides)
+    return other / base
+
+
+def _pairs(before: Sequence[Samples], after: Sequence[Samples]) -> list[tuple[Samples, Samples]]:
+    return [(a, b) for a, b in zip(before, after, strict=True) if len(a) and len(b)]
 
 
 def blocks(samples: Samples) -> list[Latencies]:
