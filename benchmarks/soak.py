@@ -12,6 +12,7 @@ held to such a part of both; then some of their works have to have run narrow, a
 """
 
 import argparse
+import gc
 import json
 import random
 import sys
@@ -27,7 +28,7 @@ from greenlane.load import machine
 from .arrangement import literal
 from .hogs import outgoing, reading
 from .soak_clients import HOGS, MODELS, ROWS, Client, onnx_of
-from .soak_events import Events, Sample, ask, watch
+from .soak_events import Events, Late, Sample, ask, oversleep, watch
 from .soak_report import Account, Report
 from .watched_server import ServerProcess, server_process
 
@@ -70,11 +71,18 @@ class Soak:
     clients: list[Client]
     stopped: threading.Event
     samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
+    late: list[Late] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Do all of it for so long."""
-        runs = [self.events.run, lambda: watch(self.server, self.stopped, self.samples), *(each.run for each in self.clients)]
+        """Do all of it for so long. Python collects no garbage meanwhile: beside half a million outcomes that stops clients."""
+        runs = [
+            self.events.run,
+            lambda: watch(self.server, self.stopped, self.samples),
+            lambda: oversleep(self.stopped, self.late),
+            *(each.run for each in self.clients),
+        ]
         threads = [threading.Thread(target=run) for run in runs]
+        gc.disable()
         for thread in threads:
             thread.start()
         try:
@@ -83,6 +91,7 @@ class Soak:
             self.stopped.set()
             for thread in threads:
                 thread.join()
+            gc.enable()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +161,8 @@ def soak(folder: Path, options: argparse.Namespace) -> Report:
             ask(server.port, "GET", "/admin/partitions")[1]["partitions"]["acme"].get("fence", {}) if options.fence else None
         )
         log = [line for line in server.log if "Traceback" in line or "ERROR" in line]
-    return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log, fence, options.device)
+    seconds, device = options.minutes * 60, options.device
+    return Report(seconds, clients, events.done, run.samples, account, answered, log, fence, device, run.late)
 
 
 def changes(fence: str | None) -> list[dict[str, str]]:

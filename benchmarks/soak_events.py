@@ -39,6 +39,13 @@ class Sample(NamedTuple):
     threads: int = 0
 
 
+class Late(NamedTuple):
+    """A thread of the clients' process that slept woke up at this time, so many seconds late."""
+
+    at: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class Events:
     """A thread that does something every `every` seconds, on average, and one kill every `kill_every`."""
@@ -134,3 +141,12 @@ def watch(server: ServerProcess, stopped: threading.Event, samples: dict[tuple[s
                 found = {words[0]: int(words[1]) for words in fields if words[0] in ("RssAnon:", "Threads:")}
                 sample = Sample(time.monotonic(), found["RssAnon:"], len(os.listdir(f"/proc/{one.pid}/fd")), found["Threads:"])
                 samples.setdefault((one.name, one.pid), []).append(sample)
+
+
+def oversleep(stopped: threading.Event, late: list[Late], nap: float = 0.005) -> None:
+    """Note how late this process itself is, where that is more than `nap` seconds: all its clients waited meanwhile."""
+    woke = time.monotonic()
+    while not stopped.wait(nap):
+        before, woke = woke, time.monotonic()
+        if woke - before > 2 * nap:
+            late.append(Late(woke, woke - before - nap))

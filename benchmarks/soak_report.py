@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from greenlane.load.figures import percentile
 
 from .soak_clients import HOGS, Client, Outcome
-from .soak_events import Event, Sample
+from .soak_events import Event, Late, Sample
 
 GOOD = frozenset({"right", "refused", "left"})
 MEMORY, DESCRIPTORS = 4096, 16
@@ -68,6 +68,8 @@ class Report:
     fence: dict[str, Any] | None = None
     """What /admin/partitions says of the tenant that is fenced; None where none is."""
     device: str = "cpu"
+    late: Sequence[Late] = ()
+    """When the clients' own process was late."""
 
     def failures(self) -> list[str]:
         """Why it did not hold."""
@@ -124,7 +126,9 @@ class Report:
         return {key: sorted(found[key]) for key in sorted(found)}
 
     def slowest(self) -> list[dict[str, Any]]:
-        """The slowest right answers, one of each tenth of a second, and the last thing that was done before each had ended."""
+        """The slowest right answers, one of each tenth of a second, the last thing that was done before each had ended, and
+        the seconds by which the clients' own process was late meanwhile.
+        """
         spans = sorted(self.events, key=lambda each: each.began)
         begins = [each.began for each in spans]
         start = min((each.began for client in self.clients for each in client.outcomes), default=0.0)
@@ -136,7 +140,9 @@ class Report:
             last = bisect_left(begins, each.ended) - 1
             done = f"{spans[last].name} {spans[last].tenant}".strip() if last >= 0 else ""
             row = {"tenant": client.tenant, "kind": client.kind, "at": at, "seconds": each.ended - each.began}
-            found.setdefault(at, row | {"after": done, "since": each.ended - begins[last] if done else None})
+            own = max((late.seconds for late in self.late if each.began <= late.at <= each.ended + late.seconds), default=0.0)
+            row |= {"after": done, "since": each.ended - begins[last] if done else None, "own": own}
+            found.setdefault(at, row)
             if len(found) == SLOWEST:
                 break
         return list(found.values())
@@ -206,11 +212,12 @@ class Report:
         for (tenant, what), times in self.latencies().items():
             figures = [percentile(times, 0.5), percentile(times, 0.99), times[-1]]
             yield f"| {tenant} | {what} | {len(times):,} | " + " | ".join(f"{each * 1e3:,.1f} ms" for each in figures) + " |"
-        yield "\n| slowest answers: tenant | kind | at | took | last done before its end | before |\n|---|---|---|---|---|---|"
+        yield "\n| slowest answers: tenant | kind | at | took | last done before its end | before | clients themselves late |"
+        yield "|---|---|---|---|---|---|---|"
         for row in self.slowest():
             since = "" if row["since"] is None else f"{row['since'] * 1e3:,.0f} ms"
             when = f"{row['at']} s | {row['seconds'] * 1e3:,.1f} ms"
-            yield f"| {row['tenant']} | {row['kind']} | {when} | {row['after']} | {since} |"
+            yield f"| {row['tenant']} | {row['kind']} | {when} | {row['after']} | {since} | {row['own'] * 1e3:,.0f} ms |"
         yield "\n| process | lived for | memory of its own, second and last third | slope | descriptors | flat |"
         yield "|---|---|---|---|---|---|"
         for row in self.processes():

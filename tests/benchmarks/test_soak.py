@@ -3,13 +3,14 @@
 import json
 import random
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.soak_clients import Client, Outcome, judge
-from benchmarks.soak_events import Event, Sample
+from benchmarks.soak_events import Event, Late, Sample, oversleep
 from benchmarks.soak_report import Account, Report
 from greenlane.load.wire import Answer
 
@@ -79,12 +80,30 @@ def test_latencies_stand_beside_what_was_going_on() -> None:
 
 def test_the_slowest_answers_stand_beside_what_was_done_last() -> None:
     quiet, killed = Outcome("right", "kept", 1.0, 50.0, 50.5), Outcome("right", "kept", 1.0, 101.0, 101.25)
-    found = report(killed, quiet, killed._replace(ended=101.24))
+    found = replace(report(killed, quiet, killed._replace(ended=101.24)), late=[Late(50.52, 0.2), Late(60.0, 0.3)])
     assert found.slowest() == [
-        {"tenant": "beta", "kind": "kept", "at": 0.5, "seconds": 0.5, "after": "", "since": None},
-        {"tenant": "beta", "kind": "kept", "at": 51.2, "seconds": 0.25, "after": "kill beta", "since": 1.25},
+        {"tenant": "beta", "kind": "kept", "at": 0.5, "seconds": 0.5, "after": "", "since": None, "own": 0.2},
+        {"tenant": "beta", "kind": "kept", "at": 51.2, "seconds": 0.25, "after": "kill beta", "since": 1.25, "own": 0.0},
     ], "one of each tenth of a second"
-    assert "| beta | kept | 51.2 s | 250.0 ms | kill beta | 1,250 ms |" in list(found.lines())
+    assert "| beta | kept | 51.2 s | 250.0 ms | kill beta | 1,250 ms | 0 ms |" in list(found.lines())
+
+
+def test_a_process_that_stops_is_seen_to_be_late() -> None:
+    class Naps(threading.Event):
+        """Each takes a tenth of a second, for two of them."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end:
+                pass
+            ended, self.naps = self.naps == 2, self.naps + 1
+            return ended
+
+        naps = 0
+
+    late: list[Late] = []
+    oversleep(Naps(), late)
+    assert [each.seconds for each in late] == pytest.approx([0.095, 0.095], abs=0.05)
 
 
 def test_a_device_process_takes_longer_to_be_back_and_hogs_stand_apart() -> None:
