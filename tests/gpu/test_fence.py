@@ -231,6 +231,8 @@ def test_a_model_that_draws_less_there_gets_as_many_granules_as_its_share_allows
         with closing(Client(server.port)) as client:
             assert client.ask("POST", f"/v2/repository/models/{model}/unload", b"{}", "acme").status == 200
     until(lambda: len(fence(server)["models"]) == 2, "its other models have gone")
+    with hogs(server, "copying"):
+        time.sleep(LEARNING)  # As a model that never rests cannot be distinguished from others' traffic.
     first, began = len(fence(server)["granules"]), time.monotonic()
     with asking(server.port, "globex", 0.005) as asked, hogs(server, "copying") as answers:
         until(lambda: len(fence(server)["granules"]) > first, "its placement grows")
