@@ -7,7 +7,7 @@ it is in no other group by itself. Its `schemata` limits what the cores under ea
 (https://docs.kernel.org/filesystems/resctrl.html). Cores that are only counted are one in `mon_groups`, which has no limits.
 
 One process makes the groups, and keeps a lock on each one's folder while it lives. A folder of ours that is not locked was left
-by a process that was killed.
+by a process that was killed. Cores in a group of another process that lives stay there.
 """
 
 import errno
@@ -113,25 +113,29 @@ class CoreGroups:
         """Whether the last `hold` failed as another program was in the way, so that the next one may not."""
 
     def look(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
-        """How `hold` would hold these shares, by holder. Changes nothing."""
-        return {name: plan.held for name, plan in self._plan(shares).items()}
+        """How `hold` would hold these shares, by holder; without other servers, one of which may be theirs. Changes nothing."""
+        others = {core: group for core, group in self._others("*").items() if not group.startswith(_PREFIX)}
+        return {name: plan.held for name, plan in self._plan(shares, others).items()}
 
     def hold(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
         """Hold these shares, by holder, and no others, and count what their cores move and those of shares that are not held.
 
         Groups that a killed process left are removed.
         """
-        self.blocked, plans = False, self._plan(shares)
-        for name in [name for name in self._groups if name not in shares or self._holds(name) != bool(plans[name].limits)]:
-            self._remove(name)
-        found = {name: plan.held for name, plan in plans.items()}
+        self.blocked = False
         if not (self._folder / "info").is_dir():
             self.close()
-            return found
+            return self.look(shares)
         try:
             with self._locked():
                 self._sweep()
-                found |= {name: self._write(name, shares[name], plan) for name, plan in plans.items() if plan.limits}
+                plans = self._plan(shares, self._others("*", f"mon_groups/{_PREFIX}*"))
+                for name in [*self._groups]:
+                    if name not in shares or self._holds(name) != bool(plans[name].limits):
+                        self._remove(name)
+                found = {
+                    name: self._write(name, shares[name], plan) if plan.limits else plan.held for name, plan in plans.items()
+                }
                 for name, share in shares.items():  # Last, as they may get cores from groups that are held.
                     if name not in self._groups or not self._holds(name):
                         self._meter(name, share)
@@ -154,19 +158,19 @@ class CoreGroups:
         for name in list(self._groups):
             self._remove(name)
 
-    def _plan(self, shares: Mapping[str, CoreShare]) -> dict[str, _Plan]:
-        """How each share is to be held; without limits where it cannot be."""
+    def _plan(self, shares: Mapping[str, CoreShare], others: Mapping[int, str]) -> dict[str, _Plan]:
+        """How each share is to be held; without limits where it cannot be, as where cores are in these groups of others."""
         found = dict.fromkeys(shares, _Plan())
         asked = {name: (cores, most) for name, (cores, most) in shares.items() if most is not None}
         try:
             self._check()
-            others, room, masks = self._others(self._folder), self._room(), self._plan_masks(asked)
+            room, masks = self._room(), self._plan_masks(asked)
         except (Unsupported, OSError, ValueError) as error:
             return found | dict.fromkeys(asked, _unfenced(str(error)))
         for name, (cores, most) in asked.items():
             try:
-                if taken := {group for core in cores if (group := others.get(core))}:
-                    raise Unsupported(f"some of its cores are in the resctrl group {', '.join(sorted(taken))} of others")
+                if taken := self._taken(cores, others):
+                    raise Unsupported(f"some of its cores are in the resctrl group {taken} of others")
                 if room <= 0:
                     raise Unsupported(self._full)
                 found[name] = self._plan_one(cores, most, masks.get(name))
@@ -285,14 +289,20 @@ class CoreGroups:
                     return line.removeprefix(f"{kind}:").strip("/")
         return ""
 
-    def _others(self, where: Path) -> dict[int, str]:
-        """The cores that others have put into groups of theirs."""
-        found = dict[int, str]()
-        for file in where.glob("*/cpus_list"):
+    def _others(self, *where: str) -> dict[int, str]:
+        """The cores that others have put into groups of theirs, which are at these patterns."""
+        found, ours = dict[int, str](), {group for group, _ in self._groups.values()}
+        for file in (file for each in where for file in self._folder.glob(f"{each}/cpus_list")):
             with suppress(FileNotFoundError):  # It was removed meanwhile.
-                if not file.parent.name.startswith(_PREFIX):
+                if file.parent not in ours:
                     found |= dict.fromkeys(_numbers(file.read_text()), file.parent.name)
         return found
+
+    def _taken(self, cores: Iterable[int], others: Mapping[int, str]) -> str:
+        """The groups of others that have some of these cores. Those of another server go when that ends."""
+        groups = sorted({group for core in cores if (group := others.get(core))})
+        self.blocked |= any(each.startswith(_PREFIX) for each in groups)
+        return ", ".join(groups)
 
     def _all(self) -> list[Path]:
         return [each.parent for each in self._folder.glob("*/schemata")]
@@ -333,8 +343,8 @@ class CoreGroups:
         """Count what cores move that are not held, if the kernel can, may, and others do not."""
         events = self._folder / "info/L3_MON/mon_features"
         try:
-            others = self._others(self._folder) | self._others(self._counting)
-            if _TOTAL in events.read_text().split() and not others.keys() & {*share.cores}:
+            others = self._others("*", "mon_groups/*")
+            if _TOTAL in events.read_text().split() and not self._taken(share.cores, others):
                 (self._open(name, self._counting) / "cpus_list").write_text(_list(share.cores))
                 return
         except OSError as error:

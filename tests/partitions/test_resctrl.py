@@ -148,9 +148,10 @@ def test_without_resctrl_it_is_said_what_is_missing(root: KernelPath) -> None:
 
 def test_a_server_in_a_group_of_its_own_is_not_held_by_its_cores(root: KernelPath, base: KernelPath) -> None:
     (root / "proc/self/cpu_resctrl_groups").write_text("res:batch\nmon:\n")
-    assert "this server was put into the resctrl group batch" in unfenced(CoreGroups(root))
+    machine = CoreGroups(root)
+    assert "this server was put into the resctrl group batch" in unfenced(machine)
     (root / "proc/self/cpu_resctrl_groups").unlink()
-    assert CoreGroups(root).hold({"acme": ACME})["acme"].how, "older kernels do not say it"
+    assert machine.hold({"acme": ACME})["acme"].how, "older kernels do not say it"
 
 
 def test_without_the_right_to_make_groups_it_is_said_how_to_get_it() -> None:
@@ -194,7 +195,7 @@ class Leaving(KernelPath):
         return iter(found)
 
 
-@pytest.mark.parametrize("leaves", [("batch",), ("", "", "greenlane-other-c0ffee")])
+@pytest.mark.parametrize("leaves", [("", "", "batch"), ("greenlane-other-c0ffee",)])
 def test_a_group_that_another_program_removes_meanwhile_keeps_nothing_from_being_held(
     root: KernelPath, base: KernelPath, leaves: tuple[str, ...]
 ) -> None:
@@ -217,8 +218,9 @@ def test_more_holders_than_the_processor_has_groups_for(root: KernelPath) -> Non
     assert held(base) == {"acme": ({0, 1}, {0: 40})}
     # Another server's groups are found only by trying.
     other = CoreGroups(root)
-    assert other.look({"globex": GLOBEX})["globex"].how
-    assert other.hold({"globex": GLOBEX})["globex"].notes[0].endswith(f"{full} (Out of CLOSIDs)")
+    elsewhere = {"globex": CoreShare((4, 5), 0.25)}
+    assert other.look(elsewhere)["globex"].how
+    assert other.hold(elsewhere)["globex"].notes[0].endswith(f"{full} (Out of CLOSIDs)")
 
 
 def test_what_the_kernel_refuses_leaves_no_group_and_is_said(root: KernelPath, base: KernelPath) -> None:
@@ -387,6 +389,40 @@ def test_the_next_start_removes_what_a_killed_server_left_and_nothing_of_one_tha
         assert [each.name for each in groups(base)] == ["batch"]
         assert not meters(base)
         assert cpus(base) == set(range(8))
+
+
+def state(base: KernelPath) -> dict[str, tuple[set[int], str]]:
+    """The cores and the limits of every group."""
+    both = (*groups(base), *meters(base))
+    return {each.name: (cpus(each), "" if each in meters(base) else (each / "schemata").read_text()) for each in both}
+
+
+@pytest.mark.parametrize("first", [ACME, CoreShare((0, 1), None)], ids=["held", "counted"])
+@pytest.mark.parametrize("second", [CoreShare((1, 2), 0.25), CoreShare((1, 2), None)], ids=["holds", "counts"])
+def test_cores_of_a_server_that_runs_stay_its_own_whatever_another_one_does(
+    root: KernelPath, base: KernelPath, first: CoreShare, second: CoreShare
+) -> None:
+    one, other = CoreGroups(root), CoreGroups(root)
+    one.hold({"acme": first})
+    before = state(base)
+    (group,) = before
+    for share in (second, CoreShare((0, 1, 2), second.most)):
+        notes = other.hold({"globex": share, "initech": CoreShare((4,), second.most)})["globex"].notes
+        why = f"some of its cores are in the resctrl group {group} of others"
+        assert [note.endswith(why) for note in notes] == [True] * (second.most is not None)
+        assert other.blocked, "it may be held once that server has ended"
+        assert {name.split("-")[1] for name in state(base).keys() - before.keys()} == {"initech"}, "what it has to itself"
+        assert state(base)[group] == before[group]
+    write_counts(base, "acme", 100)
+    assert (one.moved(), other.moved()) == ({"acme": 100}, {"initech": 0})
+    one.hold({"acme": CoreShare((0, 1, 3), first.most)})
+    assert not one.blocked
+    other.close()
+    assert [cores for cores, _ in state(base).values()] == [{0, 1, 3}]
+    one.close()
+    other.hold({"globex": second})
+    assert not other.blocked
+    assert [cores for cores, _ in state(base).values()] == [{1, 2}]
 
 
 def test_another_program_that_keeps_the_lock_on_all_groups_is_named(root: KernelPath, base: KernelPath) -> None:
