@@ -35,11 +35,14 @@ class Drawn:
     def look(self, now: int, units: Mapping[str, int], held: Mapping[Row, float], known: Collection[Row]) -> None:
         """At this time in nanoseconds tenants have narrow placements of so many units. `held` are the models that are held
         there, and the bytes a second that each draws there at most, 0 where that is not known. Models not in `known` have gone.
+
+        A model of which nothing was known yet does not count: it may never run there. Once it has, it counts as new until it is
+        seen, also on another placement.
         """
         self._seen = {row: each for row, each in self._seen.items() if row in known}
         self._looks = {row: each for row, each in self._looks.items() if row in held}
-        for row, rate in held.items():
-            there = units[row[0]]
+        for row in [row for row, rate in held.items() if rate or row in self._looks]:
+            there, rate = units[row[0]], held[row]
             before, looks = self._looks.get(row, (there, 0))
             looks = looks + 1 if before == there and rate else 0
             self._looks[row] = there, looks
@@ -50,8 +53,9 @@ class Drawn:
         for kept in (self.units, self._at):
             for tenant in kept.keys() - tenants:
                 del kept[tenant]
-        for tenant in {tenant for tenant, _ in held}:
-            self._judge(tenant, [self._seen.get(row) for row in held if row[0] == tenant], now)
+        counted = [row for row in held if row in self._looks or row in self._seen]
+        for tenant in {tenant for tenant, _ in counted}:
+            self._judge(tenant, [self._seen.get(row) for row in counted if row[0] == tenant], now)
 
     def _judge(self, tenant: str, seen: list[float | None], now: int) -> None:
         each, taken = max((one for one in seen if one is not None), default=0), self.units.get(tenant)

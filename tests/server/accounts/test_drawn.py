@@ -89,6 +89,20 @@ def test_what_is_not_measured_makes_nothing_wider() -> None:
     assert site.run(10) == 4
 
 
+def test_a_model_that_never_ran_where_it_is_held_makes_nothing_narrower_and_a_rare_one_does_until_it_is_seen() -> None:
+    site = Site(0.5, copy=59 * 10**9)
+    site.draws[WRITE], site.unmeasured = 65 * 10**9, {WRITE}
+    assert site.run(10) == 4
+    site.unmeasured = set()
+    assert site.run(1) == 2, "it runs there"
+    site.unmeasured = {WRITE}
+    assert site.run(300) == 2, "on this placement it did not run again yet"
+    site.unmeasured = set()
+    assert site.run(SETTLES) == 4
+    site.unmeasured = {WRITE}
+    assert site.run(300) == 4
+
+
 @pytest.mark.parametrize("each", [50, 59, 70, 95])
 def test_noise_hardly_changes_placements(each: int) -> None:
     """In an hour, a tenth of each figure."""

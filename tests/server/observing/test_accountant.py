@@ -149,6 +149,7 @@ class FakePlacements:
     def __init__(self) -> None:
         self.figures: Any = None
         self.home_ms = self.narrow_ms = 0.0
+        self.others: list[FencedModel] = []
         self.granules: tuple[int, ...] = (0,)
         self.calls = 0
         self.away = False
@@ -164,9 +165,8 @@ class FakePlacements:
         if self.away:
             raise Unavailable("it is being started again")
         moved = (self.figures or {}).get("acme", {}).get("mob/1", 0)
-        fence = FencedTenant(
-            self.RATE, self.granules, 0, 0, 0, [], [], [FencedModel("mob/1", moved, self.home_ms, self.narrow_ms)]
-        )
+        models = [FencedModel("mob/1", moved, self.home_ms, self.narrow_ms), *self.others]
+        fence = FencedTenant(self.RATE, self.granules, 0, 0, 0, [], [], models)
         return {"acme": Beside(None, fence, [])}
 
     @property
@@ -260,9 +260,17 @@ async def test_a_model_beside_which_neighbours_are_slow_is_held_though_it_moves_
     await site.accountant.close()
 
 
-async def test_models_that_draw_less_than_they_could_where_they_are_held_get_more_granules_there() -> None:
+@pytest.mark.parametrize(
+    "others",
+    [[], [FencedModel("net/1", 9 * 10**9, 2.0, 0.0)]],
+    ids=["alone", "beside one that ran while all others rested only"],
+)
+async def test_models_that_draw_less_than_they_could_where_they_are_held_get_more_granules_there(
+    others: list[FencedModel],
+) -> None:
     """By what the meter shows that their works move there."""
     site, placements = Site(), FakePlacements()
+    placements.others = others
     placements.home_ms, placements.narrow_ms, placements.granules = 2.0, 9.0, (0, 1)
     site.side.models, site.side.placements = FakeModels({"weights": 800}), placements
     site.device.info = DeviceInfo("cuda", "", "SM", (1,) * 5, bandwidth=Bandwidth(4 * 10**9, 10**9, 10**9))
