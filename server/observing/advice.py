@@ -5,6 +5,7 @@ in proportion as granules are fewer. So fewer granules that would do are enough 
 takes.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,24 +114,33 @@ def _p99(need: Need) -> str:
     return f"its p99 is {time_text(need.p99)}" if need.p99 is not None else "no request was answered"
 
 
-def advise_hog(tenant: str, drew: float, part: float, whole: int, beside: Sequence[str], estimated: bool) -> list[str]:
+def advise_hog(
+    tenant: str, drew: float, part: float, whole: int, beside: Sequence[str], estimated: bool, granules: int = 2
+) -> list[str]:
     """A sentence about a tenant that nothing holds, and that draws more of the device's memory than its part of the device.
 
-    It drew so many bytes a second of `whole`; `beside` are tenants of the device that were at work meanwhile.
+    It has so many granules, and drew so many bytes a second of `whole`; `beside` are tenants of the device that were at work
+    meanwhile.
     """
     if not whole or not beside or drew <= part * whole:
         return []
     about = "about " if estimated else ""
     share = f"{drew / whole:.0%} of the device's memory bandwidth with {part:.0%} of its SMs"
+    how = f'`memory_bandwidth = "auto"` would hold {tenant} to its part while others work'
+    if granules == 1:
+        how = "It has one granule, which no `memory_bandwidth` narrows"
     return [
         f"{tenant} draws {about}{_words(drew)}, {share}, which {' and '.join(beside)} may feel. "
-        f'`memory_bandwidth = "auto"` would hold {tenant} to its part while others work; `greenlane prove --memory` says what '
-        "they feel"
+        f"{how}; `greenlane prove --memory` says what they feel"
     ]
 
 
-def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> list[str]:
-    """Sentences about models that slow others, or are too slow for the tenant's target in seconds where they are held."""
+def advise_fenced(tenant: str, fence: FencedTenant, target: float | None, whole: float = math.inf) -> list[str]:
+    """Sentences about models that slow others, or are too slow for the tenant's target in seconds where they are held.
+
+    The device's memory moves `whole` bytes a second; a model that seems to draw more is being tried. One that needs less than
+    its tenant has is on fewer granules than that takes.
+    """
     found = []
     for each in fence.models:
         if each.slows:
@@ -140,7 +150,8 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> lis
             )
         if target is not None and each.narrow_ms > target * 1e3 >= each.home_ms:
             held = f"{each.model} takes {each.narrow_ms:.3g} ms where {tenant}'s `memory_bandwidth` holds it"
-            need = f"takes at least {_words(each.moved / target)}" if each.moved else "takes a larger one"
+            rate, known = each.moved / target, each.moved * 1e3 <= whole * each.home_ms
+            need = f"takes at least {_words(rate)}" if known and rate > fence.memory_bandwidth else "takes a larger one"
             need = "takes none" if each.slows else need
             found.append(
                 f"{held}, and {each.home_ms:.3g} ms on all of its share: its target_p99 of {target * 1e3:.3g} ms while others "

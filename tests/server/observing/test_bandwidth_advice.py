@@ -15,6 +15,13 @@ def test_a_hog_that_nothing_holds_reads_which_key_would() -> None:
     assert "draws about 2" in advise_hog("acme", 2e12, 0.42, WHOLE, ["globex"], True)[0]
 
 
+def test_a_hog_of_one_granule_is_not_sent_to_a_key_that_cannot_hold_it() -> None:
+    assert advise_hog("acme", 1e12, 0.06, WHOLE, ["globex"], False, granules=1) == [
+        "acme draws 1 TB/s, 30% of the device's memory bandwidth with 6% of its SMs, which globex may feel. It has one "
+        "granule, which no `memory_bandwidth` narrows; `greenlane prove --memory` says what they feel"
+    ]
+
+
 def test_nothing_is_said_of_one_within_its_part_or_alone_or_where_nothing_is_known() -> None:
     assert advise_hog("acme", 1.4e12, 0.42, WHOLE, ["globex"], False) == []
     assert advise_hog("acme", 3e12, 0.42, WHOLE, [], False) == []
@@ -33,6 +40,13 @@ def test_a_model_that_is_too_slow_where_it_is_held_is_named_with_what_it_takes()
     ]
     (said,) = advise_fenced("acme", fenced(FencedModel("mob/1", 0, 1.5, 4.25)), 0.002)
     assert said.endswith("while others work takes a larger one")
+
+
+def test_no_model_is_said_to_take_less_than_its_tenant_has_or_more_than_there_is() -> None:
+    narrow = FencedModel("mob/1", 4 * 10**9, 1.5, 12.5)  # On one granule, which draws a third of the share.
+    assert advise_fenced("acme", fenced(narrow), 0.005)[0].endswith("while others work takes a larger one")
+    tried = FencedModel("mob/1", 2 * WHOLE * 15 // 10_000, 1.5, 12.5)  # Counts as twice what the memory could.
+    assert advise_fenced("acme", fenced(tried), 0.005, WHOLE)[0].endswith("while others work takes a larger one")
 
 
 def test_a_model_beside_which_others_are_slow_is_named_and_no_larger_share_helps_it() -> None:
