@@ -198,8 +198,7 @@ class CpuPartition:
         """See `Partition.strain`; on the home cores."""
         from .cpu_strain import strain  # Rarely needed, and NumPy is not otherwise.
 
-        before(0)
-        return self.run(lambda: strain(kind, seconds, self.home_cores))
+        return self.run(lambda: strain(kind, seconds, self.home_cores, before=before))
 
     def close(self) -> None:
         if not self._closed:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import PartitionError
 from .health import memory_left
-from .strain import SECTOR, STRAINS, Strain, Strained, check, check_memory
+from .strain import SECTOR, STRAINS, Before, Strain, Strained, check, check_memory, unheld
 
 MIB = 1 << 20
 KINDS = tuple(kind for kind in STRAINS if not kind.startswith("PCIe"))
@@ -28,10 +28,11 @@ _UNITS = {"": 1, "K": 1 << 10, "M": MIB}
 Array = np.ndarray[Any, Any]
 
 
-def strain(kind: Strain, seconds: float, cores: Iterable[int], root: Path = Path("/")) -> Strained:
+def strain(kind: Strain, seconds: float, cores: Iterable[int], root: Path = Path("/"), before: Before = unheld) -> Strained:
     """Have a thread on each of these cores move bytes, and return what all of them did. Blocks; `root` is where /sys is.
 
-    Call it on a thread that may run on all of them. Raises as `Partition.strain`.
+    Call it on a thread that may run on all of them. `before` is called once nothing speaks against it. Raises as
+    `Partition.strain`.
     """
     check(kind, seconds, KINDS, " on cores")
     end, each = perf_counter() + seconds, sorted(cores)
@@ -40,6 +41,7 @@ def strain(kind: Strain, seconds: float, cores: Iterable[int], root: Path = Path
     nbytes -= nbytes % (2 * SECTOR)  # A core's part of a cache need not be whole sectors, nor two arrays of them.
     with suppress(OSError):
         check_memory(kind, nbytes * len(each), memory_left(root))
+    before(0)
     with ThreadPoolExecutor(len(each), thread_name_prefix="strain") as threads:
         done = list(threads.map(partial(_loop, kind, nbytes, end), each))
     return Strained(sum(one.nbytes for one in done), max(one.seconds for one in done))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from partitions import PartitionError
+from partitions import PartitionError, Unsupported
 from partitions.cpu import open_cpu
 from partitions.cpu_strain import KINDS, MOST, USUAL, last_cache, strain
 from partitions.strain import Strain, Strained
@@ -47,6 +47,19 @@ def test_a_strain_that_would_take_most_of_the_memory_is_refused(tmp_path: Path) 
     with pytest.raises(PartitionError, match=r"^a strain of memory read needs 67 MB of memory, and 123 MB are free, of which"):
         strain("memory read", 0.001, [CORE], root)
     aside(lambda: strain("L2", 0.001, [CORE], root))
+
+
+def test_what_is_refused_is_no_pass() -> None:
+    """Or it would be billed."""
+    device, passes = open_cpu(), list[int]()
+    partition = device.carve([0])
+    for kind, seconds in (("PCIe out", 0.01), ("L2", 3.0)):
+        with pytest.raises((Unsupported, ValueError)):
+            aside(lambda kind=kind, seconds=seconds: partition.strain(kind, seconds, passes.append))
+    assert not passes
+    aside(lambda: partition.strain("L2", 0.001, passes.append))
+    assert passes == [0]
+    partition.close()
 
 
 def test_each_core_has_a_thread_that_runs_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
