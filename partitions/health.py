@@ -75,9 +75,13 @@ def from_line(line: bytes | str) -> tuple[str, Health]:
     if not isinstance(found, dict) or "address" not in found:
         raise ValueError(f"{line!r} is no reading")
     try:
-        return found.pop("address"), Health(**found)
-    except TypeError as error:
+        address, health = found.pop("address"), Health(**found)
+        wrong = [path for path, count in health.moved.items() if type(count) is not int or count < 0]
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"{line!r} is no reading: {error}") from error
+    if wrong:
+        raise ValueError(f"{line!r} is no reading: moved: {', '.join(wrong)}: not 0 or more bytes")
+    return address, health
 
 
 class CoreTime(NamedTuple):

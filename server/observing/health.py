@@ -112,7 +112,7 @@ class HealthMonitor:
             self._moving[device] = {path: count / (now - previous[1]) for path, count in since.items()}
         self._readings[device] = health, now
         if health.moved or (previous and previous[0].moved and not health.lost):  # Another process begins to count, at 0.
-            self._moved(device, Moved(**health.moved))
+            self._moved(device, Moved(*(health.moved.get(path, 0) for path in Moved._fields)))
 
     def take_cores(self, found: Mapping[int, CoreTime]) -> None:
         """This is the time of each of this host's cores now."""

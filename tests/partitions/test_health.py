@@ -64,7 +64,13 @@ def test_a_reading_is_the_same_as_a_line() -> None:
     assert from_line(to_line("0000:4e:00.0", health)) == ("0000:4e:00.0", health)
 
 
-@pytest.mark.parametrize("line", ["", "hello", "[]", '{"utilization": 1}', '{"address": "a", "colour": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "hello", "[]", '{"utilization": 1}', '{"address": "a", "colour": 1}', '{"address": "a", "moved": 7}'),
+        *(f'{{"address": "a", "moved": {{"memory": {count}}}}}' for count in ("NaN", "1e400", "-1", '"7"', "0.5", "true")),
+    ],
+)
 def test_anything_else_is_no_reading(line: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - json has texts of its own
         from_line(line)

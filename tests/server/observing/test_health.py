@@ -54,6 +54,14 @@ async def test_the_last_reading_counts_and_energy_counts_from_the_first() -> Non
         assert 0 <= found[1] < 10
 
 
+async def test_a_line_of_another_version_does_not_end_the_readings() -> None:
+    """As after an update of the sources below a server that runs on."""
+    lines = [to_line(ADDRESS, Health(moved={"nvlink": 7})), f'{{"address": "{ADDRESS}", "moved": {{"memory": NaN}}}}\n']
+    lines.append(to_line(ADDRESS, Health(moved={"memory": 9, "nvlink": 7})))
+    async with watching(f"print({''.join(lines)!r}, end='')" + WAITS) as monitor:
+        await until(lambda: (found := monitor.reading("0")) and "memory" in found[0].moved)
+
+
 def test_what_a_gpu_moves_is_what_the_last_two_readings_are_apart() -> None:
     clock, said = [0.0], list[tuple[str, Moved]]()
     monitor = HealthMonitor([gpu()], clock=lambda: clock[0], moved=lambda *each: said.append(each))
