@@ -100,7 +100,10 @@ def _serve_processes(config: Config, read: ReadConfig, abandon: Callable[[int], 
             hosted=hosted,
             read=lambda: _on_cores(read(), hosted),
         )
-        return uvloop.run(run)
+        try:
+            return uvloop.run(run)
+        finally:
+            run.close()  # Where SIGINT came before its first step, Python would warn that it was never awaited.
 
 
 def _on_cores(config: Config, hosted: Collection[str]) -> Config:

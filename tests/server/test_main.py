@@ -1,10 +1,12 @@
 """The command line, as far as it ends by itself."""
 
+import asyncio
 import logging
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +144,18 @@ def test_ctrl_c_during_a_check_ends_it_without_a_traceback(monkeypatch: pytest.M
 
     monkeypatch.setattr("server.check.check", interrupted)
     assert main(["check", "greenlane.toml"]) == 130
+
+
+def test_ctrl_c_while_the_event_loop_starts_says_nothing_of_what_it_was_to_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio.Runner, "__enter__", interrupted)
+    with warnings.catch_warnings(record=True, action="always") as said:
+        assert main(["--config", str(folder / "greenlane.toml"), "--port", "0"]) == 130
+    assert said == []
 
 
 SLOW = """
