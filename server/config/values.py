@@ -310,8 +310,8 @@ BandwidthShare = Annotated[
     ),
     Form(
         '`"auto"`, a part, or a rate',
-        "'auto' for the tenant's part of the SMs, a part of the device's above 0 and up to 1, or a rate from 1MB/s on: a text "
-        "such as '1.2TB/s' or '20GB/s'",
+        "'auto' (the tenant's part of the SMs or cores), a part of the device's above 0 and up to 1, or a rate of at least "
+        "1MB/s: a text without spaces such as '1.2TB/s' or '20GB/s'",
         lambda value: write_rate(value) if isinstance(value, int) else value,
     ),
 ]

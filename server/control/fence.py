@@ -129,7 +129,7 @@ def _fence(
         return Fence((), notes=("no other tenant is on its device, so nothing holds it",))
     units = [sizes[granule] for granule in home]
     memory, pcie = (rate(tenant, key, own_part(home, sizes), whole(key, moves)) for key in FENCES)
-    notes = list(_unknown(tenant, moves, on_cores))
+    notes = list(_unknown(tenant, moves, on_cores, unit))
     granules: Granules = ()
     if memory and moves:
         count = _fitting(units, moves.unit, memory)
@@ -157,10 +157,12 @@ def _fitting(units: Sequence[int], drawn: int, most: int) -> int:
     return next((count for count in range(len(units), 0, -1) if sum(units[:count]) * drawn <= most), 0)
 
 
-def _unknown(tenant: TenantConfig, moves: Bandwidth | None, on_cores: bool) -> Iterator[str]:
+def _unknown(tenant: TenantConfig, moves: Bandwidth | None, on_cores: bool, unit: str) -> Iterator[str]:
     for key in FENCES:
         if getattr(tenant, key) is not None and not whole(key, moves) and not (on_cores and key == "memory_bandwidth"):
-            yield f"its {key} holds nothing back: what this device moves is not known"
+            without = key == "pcie" and unit == "core"
+            why = "only a GPU's is held, and it has cores" if without else "what this device moves is not known"
+            yield f"its {key} holds nothing back: {why}"
 
 
 def describe(fence: Fence, unit: str, sizes: Sequence[int], moves: Bandwidth | None) -> Iterator[str]:

@@ -118,7 +118,7 @@ def test_limits_change_and_go(site: Reloaded) -> None:
 
 
 def test_a_fence_comes_and_goes_and_says_where_it_holds_nothing(site: Reloaded) -> None:
-    """As on cores, which do not say what they move."""
+    """As on cores, which have no PCIe."""
 
     def notes() -> list[str]:
         with client(site.server) as http:
@@ -127,7 +127,7 @@ def test_a_fence_comes_and_goes_and_says_where_it_holds_nothing(site: Reloaded) 
     with Load(site.server, Authorization=f"Bearer {OLD}") as load:
         site.write(OLD, more="pcie = 0.4")
         assert changed(site.reload()) == {"tenants.acme.pcie": ("(not set)", "0.4")}
-        until(lambda: notes() == ["its pcie holds nothing back: what this device moves is not known"])
+        until(lambda: notes() == ["its pcie holds nothing back: only a GPU's is held, and it has cores"])
         load.more()
         site.write(OLD)
         assert changed(site.reload()) == {"tenants.acme.pcie": ("0.4", "(not set)")}

@@ -351,7 +351,7 @@ def test_how_cores_would_be_held_is_printed_or_why_not(checked: Checked, tmp_pat
     ("keys", "device", "problem"),
     [
         ("memory_bandwidth = 0.1", moving, "its memory_bandwidth is 400 GB/s, but one granule (1 units) draws 1 TB/s at most"),
-        ("pcie = 0.1", on_cpu, "its pcie holds nothing back: what this device moves is not known"),
+        ("pcie = 0.1", on_cpu, "its pcie holds nothing back: only a GPU's is held, and it has cores"),
         ('memory_bandwidth = "5TB/s"', moving, "tenants.globex.memory_bandwidth 5TB/s (1.25) = 1.25 of the device's memory"),
     ],
 )

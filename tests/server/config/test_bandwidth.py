@@ -64,7 +64,8 @@ def test_what_is_no_share_is_refused_with_what_was_expected(tmp_path: Path, writ
         loaded(tmp_path, f"memory_bandwidth = {written}")
     (problem,) = refused.value.problems
     assert "tenants.acme.memory_bandwidth: " in problem
-    assert "is not 'auto' for the tenant's part of the SMs, a part of the device's above 0 and up to 1, or a rate" in problem
+    assert "is not 'auto' (the tenant's part of the SMs or cores), a part of the device's above 0 and up to 1, or a" in problem
+    assert "a text without spaces such as '1.2TB/s'" in problem
 
 
 @pytest.mark.parametrize(

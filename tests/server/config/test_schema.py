@@ -302,7 +302,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections(tenants=ACME + "target_p99 = '527041min'"), "tenants.acme.target_p99: '527041min' is not a duration above 0"),
         (
             sections(tenants=ACME + "pcie = 2_000_000"),
-            "tenants.acme.pcie: 2000000 is not 'auto' for the tenant's part of the SMs",
+            "tenants.acme.pcie: 2000000 is not 'auto' (the tenant's part of the SMs or cores)",
         ),
     ],
 )
