@@ -10,6 +10,8 @@ from signal import SIGINT
 from time import perf_counter
 from typing import Any
 
+from server.command_line import configuration_file
+
 from ..load import wire
 from ..options import check_writable
 from . import server, text
@@ -58,7 +60,7 @@ def _prove(options: Options, command: str) -> Findings:
         keys, admin = _keys(options.keys)
         access, alive = server.running(options.url, keys, admin)
         return _run(options, command, access, alive, False, options.url, say)
-    source = options.config or "what `greenlane serve` serves without --config"
+    source = configuration_file(options.config) or "the demo"
     if options.lending:
         return lending(options, source, command, say)
     say(f"starting a server of {source}")

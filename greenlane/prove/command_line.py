@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from greenlane.options import checked, positive
 from partitions.strain import STRAINS, Strain
-from server.command_line import file_name, only_options
+from server.command_line import DEFAULT_CONFIGURATION, file_name, only_options
 
 _DESCRIPTION = """\
-Starts a server of a configuration on a free port, and finds out in about a minute whether its tenants are isolated from each
+Starts a server of a configuration on a free port, and finds out in minutes whether its tenants are isolated from each
 other on this machine: each tenant is timed alone, beside an aggressor of another tenant, and beside the same aggressor in its
 own partition, which must be felt, or nothing is proven.
 """
@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         epilog=_STATUS.format(program=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config = "TOML configuration; without it what `greenlane serve` takes then"
+    config = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
     parser.add_argument("--config", metavar="FILE", type=file_name, help=config)
     parser.add_argument("--url", help="a server that runs on this machine, in place of a new one")
     keys = "with --url: TOML with `admin = KEY` and, in [tenants], `NAME = KEY`"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from time import perf_counter
 
 from greenlane.load import machine, processes
@@ -161,11 +162,15 @@ def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple
                 found.untried[pair] = why
     near = [pair for pair in near if possibles[pair.aggressor]]
     if not run.memory:
-        near = near[:1] if run.seconds * UNFENCED >= START + LEAST * ROUND else []
+        if near and run.seconds * UNFENCED < (least := START + LEAST * ROUND):
+            has = f"--seconds {ceil(least / UNFENCED)} has it"
+            run.report(f"no time is left for strains of memory, which would not count; {has}")
+            near = []
+        near = near[:1]
     chosen = plan(near, possibles, run.seconds if run.memory else run.seconds * UNFENCED, LEAST)
     for pair in chosen.left_out:
         more = f"--seconds {needed(near):.0f} has time for every pair"
-        found.untried[pair] = f"there was no time left for strains of memory; {more}"
+        found.untried.setdefault(pair, f"there was no time left for strains of memory; {more}")
     for pair in chosen.pairs:
         yield pair, tuple(kind for kind in possibles[pair.aggressor] if kind in chosen.kinds[pair]), chosen.rounds
 
