@@ -38,17 +38,17 @@ from .placements import Placements
 log = logging.getLogger("greenlane.models")
 
 PATIENCE = 10.0
-"""Seconds to wait for a model without requests when room is needed and all of them have some."""
+"""Seconds to wait for room that there may be soon."""
 RETRY = 0.02
-"""Seconds between two looks for one."""
+"""Seconds between two looks for it. The tenant's lock is free meanwhile."""
 
 
 class OverBudget(Unavailable):
     """A model does not fit the tenant's budget; the text has the arithmetic."""
 
 
-class BeingLoaded(OverBudget):
-    """It may fit once another model of the tenant has been loaded, which can be paged out then."""
+class NoRoomYet(OverBudget):
+    """It may fit once another model of the tenant can be paged out: one that has requests now, or is being loaded."""
 
 
 class Reservation:
@@ -163,10 +163,18 @@ class Pager:
     async def make_room(self, tenant: str, reservation: Reservation, memory: Mapping[str, int], least: bool = False) -> None:
         """Reserve as much for a model, in place of what was reserved for it; pages others out for that, if that is enabled.
 
-        `least`: it takes more than that, unknown how much. Raises OverBudget. Without a budget nothing is reserved.
+        `least`: it takes more than that, unknown how much. Raises OverBudget, after `PATIENCE` if there may be room soon.
+        Without a budget nothing is reserved.
         """
-        async with self.locks[tenant]:
-            await self._reserve(tenant, reservation, memory, least)
+        until = time.monotonic() + PATIENCE
+        while True:
+            async with self.locks[tenant]:
+                try:
+                    return await self._reserve(tenant, reservation, memory, least)
+                except NoRoomYet:
+                    if time.monotonic() >= until:
+                        raise
+            await asyncio.sleep(RETRY)
 
     def came(self, tenant: str, models: Iterable[ModelKey]) -> None:
         """These models were loaded now."""
@@ -227,13 +235,13 @@ class Pager:
         future.set_exception(error) if error else future.set_result(None)
 
     async def _page_in(self, tenant: str, model: ModelKey) -> None:
-        """Raises Unavailable, OverBudget, EngineError. Waits `PATIENCE` for a model that is being loaded, without the lock."""
+        """Raises Unavailable, OverBudget, EngineError. Waits `PATIENCE` for room, without the lock."""
         until = time.monotonic() + PATIENCE
         while not await self._try_to_page_in(tenant, model, until):
             await asyncio.sleep(RETRY)
 
     async def _try_to_page_in(self, tenant: str, model: ModelKey, until: float) -> bool:
-        """As `_page_in`; False if it has to wait for a model that is being loaded, which it does not after `until`."""
+        """As `_page_in`; False if it has to wait for room, which it does not after `until`."""
         began = time.monotonic()
         if tenant not in self.locks:
             raise Unavailable("its tenant has left this device")
@@ -249,20 +257,21 @@ class Pager:
             with self.reserving(tenant, label(model)) as reservation:
                 try:
                     await self._reserve(tenant, reservation, stand_in.taken)
-                except BeingLoaded:
+                    with self._loading(tenant, model.partition("/")[0]):
+                        executor = await self._bind(stand_in.source, worker)
+                        try:
+                            stand_in.taken = taken_more([executor], shared_in(worker))
+                            await self._reserve(tenant, reservation, stand_in.taken)
+                        except BaseException:
+                            await self._close(executor, held=True)
+                            raise
+                        self._put(tenant, model, executor, stand_in)
+                        self._model_loader.let_go([executor.engine])
+                        reservation.end()
+                except NoRoomYet:
                     if time.monotonic() >= until:
                         raise
                     return False
-                with self._loading(tenant, model.partition("/")[0]):
-                    executor = await self._bind(stand_in.source, worker)
-                    try:
-                        await self._reserve(tenant, reservation, taken_more([executor], shared_in(worker)))
-                    except BaseException:
-                        await self._close(executor, held=True)
-                        raise
-                    self._put(tenant, model, executor, stand_in)
-                    self._model_loader.let_go([executor.engine])
-                    reservation.end()
             self._placements.of(tenant).follow()
             pages = self._pages[tenant]
             pages.since[model] = time.monotonic_ns()
@@ -293,10 +302,9 @@ class Pager:
     async def _make_room(self, tenant: str, needed: Claim) -> None:
         """Have models not ready for a move, then page out models, until this one fits.
 
-        Raises OverBudget, also if all others have requests for `PATIENCE`; BeingLoaded if what a load has reserved would do.
+        Raises OverBudget; NoRoomYet if others that have requests would do, or what a load has reserved.
         """
-        config, until = self._tenants[tenant], time.monotonic() + PATIENCE
-        busy: set[ModelKey] = set()
+        config, busy = self._tenants[tenant], set[ModelKey]()
         while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
             if await self._placements.of(tenant).ladder.give_way(over):
                 continue
@@ -304,7 +312,7 @@ class Pager:
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
                 reserved = sum(each.claim.nbytes for each in self._pages[tenant].reservations) if config.paging else 0
                 fits = over <= sum(residents.values()) + reserved
-                raise (BeingLoaded if fits else OverBudget)(refusal(config, claims, needed))
+                raise (NoRoomYet if fits else OverBudget)(refusal(config, claims, needed))
             sources = {model: self.source(tenant, model) for model in residents}  # One may be unloaded meanwhile.
             used = await self._last_uses(tenant, residents)
             idle = [Resident(model, nbytes, used[model]) for model, nbytes in residents.items() if model not in busy]
@@ -314,10 +322,7 @@ class Pager:
                     busy.add(each.model)
                     break
             if chosen is None:
-                if time.monotonic() >= until:
-                    raise OverBudget(f"{refusal(config, claims, needed)}; the models that could be paged out have requests")
-                await asyncio.sleep(RETRY)
-                busy.clear()
+                raise NoRoomYet(f"{refusal(config, claims, needed)}; the models that could be paged out have requests")
 
     async def _last_uses(self, tenant: str, residents: Collection[ModelKey]) -> dict[ModelKey, int]:
         """When each of these was last used, or came."""

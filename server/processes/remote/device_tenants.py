@@ -48,6 +48,13 @@ class Leaving(HttpSide):
     def __init__(self, frontend: RemoteFrontend) -> None:
         self.frontend = frontend
 
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        return await self.frontend.last_uses()
+
+    async def page_out(self, model: ModelKey) -> bool:
+        """Requests that it has accepted may still need the room."""
+        return await self.frontend.page_out(model)
+
     def page_in(self, model: ModelKey) -> None:
         self.frontend.page_in(model)
 

@@ -67,8 +67,10 @@ async def budgeted(root: Path, limit: int = 20, paging: bool = True, models: str
     site = Budgeted(root, limit, paging)
     await site.controller.start()
     await site.controller.loaded()
-    yield site
-    await site.controller.close()
+    try:
+        yield site
+    finally:
+        await site.controller.close()
     assert all(executor.closed for engine in site.engines for executor in engine.executors)
     assert all(engine.closed for engine in site.engines)
 
@@ -228,6 +230,63 @@ async def test_a_model_with_requests_is_not_paged_out_and_the_other_waits(tmp_pa
         gate.open()
         await asyncio.gather(running, waiting)
         assert await site.resident() == ["b"]
+
+
+@asynccontextmanager
+async def waiting_for_room(site: Budgeted) -> AsyncIterator["asyncio.Task[Done]"]:
+    """A request for model b, which waits as long as model a has one that is prepared elsewhere, in this block."""
+    await site.infer("acme", "a")
+    lane = site.tenant("acme").lane
+    slot = lane.take_slot()
+    lane.hold(slot, site.tenant("acme").catalog.find("a").key, (), lambda _: None)
+    waiting = asyncio.ensure_future(site.infer("acme", "b"))
+    while not site.frontends["acme"].link.completions.deferred():
+        await asyncio.sleep(0)
+    try:
+        yield waiting
+    finally:
+        lane.release(slot)
+
+
+async def test_a_model_that_waits_for_room_is_in_the_way_of_no_change(tmp_path: Path) -> None:
+    async with budgeted(tmp_path, limit=10) as site:
+        async with waiting_for_room(site) as waiting, asyncio.timeout(5.0):
+            await site.controller.unload("acme", "c")
+            await site.controller.repartition({"acme": 4})
+        await waiting
+        assert await site.resident() == ["b"]
+
+
+@pytest.mark.parametrize("change", ["release", "close"])
+async def test_a_model_that_waits_for_room_holds_up_no_end(tmp_path: Path, change: str) -> None:
+    async with budgeted(tmp_path, limit=10) as site:
+        async with waiting_for_room(site) as waiting, asyncio.timeout(5.0):
+            bound = site.script.reached["bind"]
+            site.tenant("acme").suspend("the tenant goes")
+            with pytest.raises(Unavailable, match="the tenant goes"):
+                await waiting
+            if change == "release":
+                await site.runtime.release("acme")
+                del site.frontends["acme"]
+            await site.controller.close()
+        assert site.script.reached["bind"] == bound
+
+
+async def test_a_model_that_takes_more_than_before_is_bound_again_once_there_is_room_for_that(tmp_path: Path) -> None:
+    async with budgeted(tmp_path, limit=20) as site:
+        (engine,) = [executor.engine for executor in site.runtime.workers["globex"].executors.values()]
+        await asyncio.gather(site.infer("acme", "a"), site.infer("acme", "c"))
+        bound = site.script.reached["bind"]
+        engine.executor_memory = {"contexts": 14}  # type: ignore[attr-defined]
+        async with waiting_for_room(site) as waiting, asyncio.timeout(5.0):
+            while site.script.reached["bind"] == bound:
+                await asyncio.sleep(0)
+            for model in "dc":
+                await site.controller.unload("acme", model)
+            assert site.open_bytes() == 10
+        await waiting
+        assert await site.resident() == ["b"]
+        assert site.script.reached["bind"] == bound + 2
 
 
 async def test_without_room_for_too_long_the_request_gets_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

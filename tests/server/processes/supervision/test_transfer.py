@@ -39,7 +39,7 @@ class Site:
         self.refused: Exception | None = None
         """Why no process of the other device can be started."""
         self.relinking = self.clients.gates["relink"] = asyncio.Event()
-        self.clients.answers |= {"relink": True, "page_out": True}
+        self.clients.answers |= {"relink": True, "page_out": True, "last_uses": {}}
         self.sides = TenantSides(self.frontend, self.source)
         server, models = ServerConfig(max_pause=0.1), ModelsConfig(repository=Path())
         config = Config(server=server, models=models, tenants={"acme": ACME}, source="test")
@@ -172,6 +172,16 @@ async def test_what_is_brought_back_while_a_tenant_was_to_leave_is_not_paged_out
         await asyncio.wait_for(moving, 10)
     assert site.clients.of("page_in") == [("m/1#1",)]
     assert site.sides.runtime is site.source
+
+
+async def test_models_make_room_while_a_tenant_is_to_leave_for_what_waits_to_be_answered_before(site: Site) -> None:
+    site.clients.answers["last_uses"] = {"m/1#1": 7}
+    moving = asyncio.create_task(site.transfer())
+    await site.clients.hears("relink")
+    assert await site.first.acme.last_uses() == {"m/1#1": 7}
+    assert await site.first.acme.page_out("m/1#1")
+    site.relinking.set()
+    await asyncio.wait_for(moving, 10)
 
 
 async def test_a_tenant_whose_process_ends_just_as_it_moves_stays_and_its_process_is_started(site: Site) -> None:
