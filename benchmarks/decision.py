@@ -11,6 +11,7 @@ import timeit
 from pathlib import Path
 
 from server.launch_loop.library import HERE
+from server.launch_loop.structures import IN, MEMORY, OUT
 from server.link.activity import OPEN
 from server.workers.fence import at_work, exceeds
 from server.workers.pace import Pace
@@ -36,7 +37,7 @@ int main(int argc, char **argv) {
     Neighbours n = {count, words};
     uint64_t launches = 0;
     Fence f = {1000000000000ll, &launches, n};
-    Pace p = {1000000000000ll, 0, 0, 0, n};
+    Pace p = {{1000000000000ll, 1000000000000ll, 1000000000000ll}, {0}, 0, n};
     Demand d = {500000, 0, 1000000000};
     int64_t best = INT64_MAX, sum = 0, times = 2000000;
     for (int turn = 0; turn < 7; turn++) {
@@ -44,7 +45,7 @@ int main(int argc, char **argv) {
         for (int64_t i = 0; i < times; i++) {
             int64_t at = 1000000000000000ll + i * 1000;
             sum += goes_narrow(&f, &d, at) + pace_wait(&p, at);
-            pace_charge(&p, at, 602112, 4000);
+            pace_charge(&p, at, 602112, 4000, d.moved);
         }
         int64_t took = now() - began;
         if (took < best) best = took;
@@ -68,15 +69,15 @@ def in_python(count: int, busy: int) -> float:
     """The same by the functions that a worker calls."""
     words = tuple(memoryview(bytearray(4096)).cast("Q") for _ in range(count))
     words[-1][OPEN] = busy
-    pace = Pace((), RATE)
+    pace = Pace((), RATE, RATE)
     pace.words = words
 
     def launch() -> None:
         if exceeds(MOVED, HOME, RATE):
             at_work(words, NOW)
         pace.wait(NOW)
-        pace.charge_in(602_112, NOW)
-        pace.charge_out(4_000, NOW)
+        for path, nbytes in ((IN, 602_112), (OUT, 4_000), (MEMORY, MOVED)):
+            pace.charge(path, nbytes, NOW)
 
     return min(timeit.repeat(launch, number=TIMES, repeat=BEST)) / TIMES * 1e9
 

@@ -255,9 +255,12 @@ class Traffic:
         self._ran[row] = before[0] + works, before[1] + used
 
     def memory_of(self, row: Row, guess: int = 0) -> int:
-        """Bytes of memory that a work of a model moves: as measured, otherwise the guess, or more if it certainly is more."""
+        """Bytes of memory that a work of a model moves: as measured, otherwise the guess, or what is certainly more or less."""
         fit = self.fits[0]
-        return round(fit.bytes_of(row) if fit.measured(row) else max(guess, fit.at_least(row)))
+        if fit.measured(row):
+            return round(fit.bytes_of(row))
+        most = fit.at_most(row)
+        return round(max(min(guess, most) if most else guess, fit.at_least(row)))
 
     def most_memory_of(self, row: Row) -> int:
         """Bytes of memory that a work of a model moves at most, as far as its meter is certain; 0 for one that never ran."""

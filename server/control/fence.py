@@ -20,8 +20,9 @@ class Fence(NamedTuple):
     """What holds one tenant: bytes a second of the device's `memory` and over PCIe, each way; 0 where nothing does.
 
     While one of the `neighbours` is at work, works that draw more of the memory run on the narrow placement, which has these
-    granules of the tenant's own; () for none, as where its home cannot draw more. `notes` say why something is not made, and
-    `cores` how the tenant's cores are held, which the control plane sees to.
+    granules of the tenant's own; () for none, as where its home cannot draw more. They begin when what is `paced` allows, bytes
+    a second of memory, or at once for 0, where these granules draw no more. `notes` say why something is not made, and `cores`
+    how the tenant's cores are held, which the control plane sees to.
     """
 
     neighbours: tuple[str, ...]
@@ -30,6 +31,7 @@ class Fence(NamedTuple):
     pcie: int = 0
     notes: tuple[str, ...] = ()
     cores: str = ""
+    paced: int = 0
 
 
 class Narrowing(NamedTuple):
@@ -102,8 +104,9 @@ def plan_fences(
     """The fence of each tenant of a device that asks for one. The device has granules of these sizes in `unit`s, and `homes`
     are those of each tenant; `cores` says how the host holds these where they are cores, and `seen` what is known of models.
 
-    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may, or were not seen to;
-    one at least. Where the home cannot draw more or is one granule, only a tenant that borrows has one, of the whole home.
+    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may; one at least. Once
+    it was seen what models draw there, it has as many as fill the tenant's share, and works are paced to that. Where the home
+    cannot draw more or is one granule, only a tenant that borrows has one, of the whole home.
     """
     plans = {}
     for name, home in homes.items():
@@ -131,10 +134,12 @@ def _fence(
     memory, pcie = (rate(tenant, key, own_part(home, sizes), whole(key, moves)) for key in FENCES)
     notes = list(_unknown(tenant, moves, on_cores, unit))
     granules: Granules = ()
+    paced = 0
     if memory and moves:
         count = _fitting(units, moves.unit, memory)
-        if seen.unit and count < len(home):
-            count = _fitting(units[:-1], min(seen.unit, moves.unit), memory)
+        if seen.unit and not seen.single and count < len(home):
+            most = _fitting(units, min(seen.unit, moves.unit), memory)  # One more draws more.
+            count, paced = min(most + 1, len(home) - 1), memory
         granules = tuple(home[: max(1, 1 if seen.single else count)])
         drawn, all_drawn = (sum(each) * moves.unit for each in (units[: len(granules)], units))
         here = f"{in_words(all_drawn)} at most, and its memory_bandwidth is {in_words(memory)}"
@@ -145,11 +150,11 @@ def _fence(
         elif len(home) == 1 and not borrows:
             notes.append(f"it has one granule, which cannot be narrowed: its {sum(units)} {unit}s draw {here}")
             memory, granules = 0, ()
-        elif drawn > memory and len(granules) == 1:
+        elif drawn > memory and len(granules) == 1 and not paced:
             what = f"its memory_bandwidth is {in_words(memory)}, but one granule ({units[0]} {unit}s) draws {in_words(drawn)}"
             notes.append(f"{what} at most: works that draw more run on that, and are held to that")
             memory = drawn if len(home) == 1 else memory  # Else works would only go from its home to the same granule.
-    return Fence(neighbours, memory, granules, pcie, tuple(notes))
+    return Fence(neighbours, memory, granules, pcie, tuple(notes), paced=paced if granules else 0)
 
 
 def _fitting(units: Sequence[int], drawn: int, most: int) -> int:

@@ -24,7 +24,7 @@ from .side import Means, Role, Side
 
 
 class TenantFence(Side[Fence, NarrowPlacement]):
-    """What holds it to its share of bandwidth: a narrow placement, and a pace over PCIe. Belongs to the event loop."""
+    """What holds it to its shares of bandwidth: a narrow placement, and a pace. Belongs to the event loop."""
 
     role = "narrow"
     log = logging.getLogger("greenlane.fence")
@@ -96,15 +96,15 @@ class TenantFence(Side[Fence, NarrowPlacement]):
 
     def _set_pace(self, plan: Fence | None) -> None:
         """Have the pace of this plan. The same one goes on, with what it has counted and what pays to it."""
-        if not (plan and plan.pcie):
+        if not (plan and (plan.pcie or plan.paced)):
             if self.pace:
                 self._waited += self.pace.waits
                 self.pace.hurry()
             self.pace = None
         elif self.pace is None:
-            self.pace = Pace(self._open_pages(plan), plan.pcie)
+            self.pace = Pace(self._open_pages(plan), plan.pcie, plan.paced)
         else:
-            self.pace.hold(self._open_pages(plan), plan.pcie)
+            self.pace.hold(self._open_pages(plan), plan.pcie, plan.paced)
 
     def _open_pages(self, plan: Fence) -> list[ActivityPage]:
         pages = self._means.pages

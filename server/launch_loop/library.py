@@ -67,7 +67,7 @@ def load(path: Path) -> Any:
     found.launch_loop_rested_since.argtypes = (c_void_p,)
     found.launch_loop_pace_wait.restype = c_int64
     found.launch_loop_pace_wait.argtypes = (c_void_p, c_int64)
-    found.launch_loop_pace_charge.argtypes = (c_void_p, c_int64, c_uint64, c_uint64)
+    found.launch_loop_pace_charge.argtypes = (c_void_p, c_int64, c_uint64, c_uint64, c_uint64)
     return found
 
 

@@ -70,7 +70,7 @@ typedef struct {
     Entry *entries;
     Wide *wide;   /* NULL while nothing goes to the wide partition */
     Fence *fence; /* NULL while nothing goes to the narrow placement */
-    Pace *pace;   /* NULL without a share of PCIe */
+    Pace *pace;   /* NULL without a share that works wait for */
     uint32_t entry_count;
     int64_t bundle; /* for how many nanoseconds completions may be collected while works follow each other without a sleep */
     const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
@@ -92,7 +92,7 @@ typedef struct {
     int64_t rung_at, last_end, last_took, looked;
     int32_t unknown;
     int32_t held; /* the next ticket waits until nothing is in flight, to go to another placement then */
-    int64_t look_at; /* the next ticket waits for its tenant's share of PCIe, and is looked at again then; 0 if it does not */
+    int64_t look_at; /* the next ticket waits for its tenant's shares, and is looked at again then; 0 if it does not */
 } Loop;
 
 static int waiting(const Loop *l) { return __atomic_load_n(l->link.total_put, __ATOMIC_ACQUIRE) != (uint32_t)l->read; }
@@ -105,7 +105,7 @@ static uint64_t in_flight(const Loop *l) { return l->launched - l->finished; }
 
 static Flight *oldest(Loop *l) { return &l->flights[l->finished % MOST_AHEAD]; }
 
-/* How long the next ticket waits for its tenant's share of PCIe, until the next look. */
+/* How long the next ticket waits for its tenant's shares, until the next look. */
 static int64_t paced_for(const Loop *l) {
     int64_t left = l->look_at ? l->look_at - now_ns() : 0;
     return left > 0 ? left : 0;
@@ -210,7 +210,10 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (entry->placement == WIDE) begin_wide(l->wide);
     int64_t now = now_ns();
-    if (l->pace) pace_charge(l->pace, now, entry->moved_in, entry->moved_out);
+    if (l->pace) {
+        uint64_t memory = entry->placement == NARROW ? (uint64_t)entry->demand->moved : 0;
+        pace_charge(l->pace, now, entry->moved_in, entry->moved_out, memory);
+    }
     l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now, slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {
         l->refused = 1;
@@ -224,10 +227,10 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     if ((l->error = entry->record(entry->events[at], entry->stream))) l->lost = 1;
 }
 
-/* Whether the next ticket has to wait for its tenant's share of PCIe. Sets when to look again. */
+/* Whether the next ticket has to wait for its tenant's shares. Sets when to look again. */
 static int waits(Loop *l, int64_t now) {
     int64_t left = l->pace ? pace_wait(l->pace, now) : 0;
-    if (left && !l->look_at) l->pace->waits++;
+    if (left && !l->look_at && pcie_left(l->pace, now) > 0) l->pace->waits++;
     l->look_at = left ? now + left : 0;
     return left != 0;
 }
@@ -388,7 +391,9 @@ void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) 
 int64_t launch_loop_rested_since(const Wide *b) { return rested_since(b); }
 
 int64_t launch_loop_pace_wait(const Pace *p, int64_t now) { return pace_wait(p, now); }
-void launch_loop_pace_charge(Pace *p, int64_t now, uint64_t in, uint64_t out) { pace_charge(p, now, in, out); }
+void launch_loop_pace_charge(Pace *p, int64_t now, uint64_t in, uint64_t out, uint64_t memory) {
+    pace_charge(p, now, in, out, memory);
+}
 
 uint64_t launch_loop_pace_size(void) { return sizeof(Pace); }
 uint64_t launch_loop_wide_size(void) { return sizeof(Wide); }

@@ -261,7 +261,7 @@ class LaunchLoop:
         self._wide, self._fence = wide, fence
 
     def use_pace(self, pace: Pace | None) -> None:
-        """Keep this share of PCIe from the next `run` on; with None there is none to keep."""
+        """Keep the shares of this pace from the next `run` on; with None there is none to keep."""
         self._pace = pace
 
     def times(self) -> list[tuple[ModelKey, int, int]]:

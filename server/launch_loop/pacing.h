@@ -1,5 +1,5 @@
-/* When a work may begin so that its tenant stays within its share of PCIe: the rules of server/workers/pace.py, which says why.
- * tests/server/launch_loop/test_pacing.py compares the two. All times are nanoseconds. */
+/* When a work may begin so that its tenant stays within its shares of PCIe and memory: the rules of server/workers/pace.py,
+ * which says why. tests/server/launch_loop/test_pacing.py compares the two. All times are nanoseconds. */
 #ifndef PACING_H
 #define PACING_H
 
@@ -8,31 +8,40 @@
 #define CATCH_UP 2000000ll
 #define LOOK 5000000ll
 
-/* Of a tenant with a share of PCIe. `rate` is in bytes a second, each way. */
+/* Paths: over PCIe to the device and from it, and its memory. */
+enum { IN, OUT, MEMORY, PATHS };
+
+/* Of a tenant with shares. `rates` are in bytes a second, 0 for all there is. */
 typedef struct {
-    int64_t rate, free_in, free_out;
-    uint64_t waits; /* works that had to wait so far */
+    int64_t rates[PATHS], free_at[PATHS];
+    uint64_t waits; /* works that had to wait for PCIe so far */
     Neighbours neighbours;
 } Pace;
 
+static inline int64_t pcie_left(const Pace *p, int64_t now) {
+    return (p->free_at[IN] > p->free_at[OUT] ? p->free_at[IN] : p->free_at[OUT]) - now;
+}
+
 /* How long a work has to wait until the next look; 0 if it may begin. */
 static inline int64_t pace_wait(const Pace *p, int64_t now) {
-    int64_t left = (p->free_in > p->free_out ? p->free_in : p->free_out) - now;
+    int64_t pcie = pcie_left(p, now), memory = p->free_at[MEMORY] - now, left = pcie > memory ? pcie : memory;
     if (left <= 0 || !at_work(&p->neighbours, now)) return 0;
     return left < LOOK ? left : LOOK;
 }
 
-static inline int64_t put_off(int64_t free_at, int64_t now, uint64_t nbytes, int64_t rate) {
-    int64_t from = free_at > now - CATCH_UP ? free_at : now - CATCH_UP;
-    if (!nbytes) return free_at;
-    return from + (int64_t)(((unsigned __int128)nbytes * 1000000000 + (uint64_t)rate - 1) / (uint64_t)rate);
+static inline void put_off(Pace *p, int path, int64_t now, uint64_t nbytes) {
+    int64_t from = p->free_at[path] > now - CATCH_UP ? p->free_at[path] : now - CATCH_UP;
+    uint64_t rate = (uint64_t)p->rates[path];
+    if (!nbytes || !rate) return;
+    p->free_at[path] = from + (int64_t)(((unsigned __int128)nbytes * 1000000000 + rate - 1) / rate);
 }
 
 /* A work that begins now moves so many bytes. */
-static inline void pace_charge(Pace *p, int64_t now, uint64_t in, uint64_t out) {
+static inline void pace_charge(Pace *p, int64_t now, uint64_t in, uint64_t out, uint64_t memory) {
     if (!at_work(&p->neighbours, now)) return;
-    p->free_in = put_off(p->free_in, now, in, p->rate);
-    p->free_out = put_off(p->free_out, now, out, p->rate);
+    put_off(p, IN, now, in);
+    put_off(p, OUT, now, out);
+    put_off(p, MEMORY, now, memory);
 }
 
 #endif

@@ -17,6 +17,8 @@ DECISIONS = 8
 """Why a work is where it is, in stretching.h."""
 HOME, WIDE, NARROW = 0, 1, 2
 """A placement of the worker, for which an entry is."""
+IN, OUT, MEMORY = 0, 1, 2
+"""Paths of a pace: over PCIe to the device and from it, and its memory."""
 WOKEN, UNKNOWN, FAILED = 1, 2, 3
 """Why the loop returned."""
 
@@ -117,7 +119,7 @@ class Fence(ctypes.Structure):
 class Pace(ctypes.Structure):
     kept: Any
     """What it refers to."""
-    _fields_ = (("rate", c_int64), ("free_in", c_int64), ("free_out", c_int64), ("waits", c_uint64), ("neighbours", Neighbours))
+    _fields_ = (("rates", c_int64 * 3), ("free_at", c_int64 * 3), ("waits", c_uint64), ("neighbours", Neighbours))
 
 
 class Flight(ctypes.Structure):
@@ -185,9 +187,9 @@ def view_fence(rate: int, launches: Any, words: Sequence[memoryview]) -> Fence:
     return made
 
 
-def view_pace(rate: int, words: Sequence[memoryview]) -> Pace:
-    """What a worker and its launch loop go by that keep a share of PCIe, beside neighbours with these words."""
-    made = Pace(rate=rate, neighbours=(neighbours := view_neighbours(words)))
+def view_pace(words: Sequence[memoryview]) -> Pace:
+    """What a worker and its launch loop go by that keep shares of PCIe and memory, beside neighbours with these words."""
+    made = Pace(neighbours=(neighbours := view_neighbours(words)))
     made.kept = neighbours
     return made
 

@@ -99,7 +99,7 @@ class Session:
     def listen(self, in_flight: bool, abandoned: bool, paced: int = 0) -> int | Broken:
         """Block until this thread has tickets to start. Returns their number, which may be 0, or what the launch loop returns.
 
-        `paced`: for how many nanoseconds the next ticket waits for the tenant's share of PCIe, then this returns as well. If
+        `paced`: for how many nanoseconds the next ticket waits for the tenant's shares, then this returns as well. If
         nothing is in flight, the launch loop runs the tickets that it knows meanwhile, on this thread and without the GIL.
         Only one thread may listen then. `abandoned`: all tickets are to fail.
         """

@@ -8,10 +8,12 @@ from partitions import Partition
 from partitions.strain import Strain
 
 from ..accounts.meter import Meter, Place
+from ..launch_loop.structures import IN, MEMORY, OUT
 from .worker import Worker
 
 STRAIN = "strain"
 """What stands in accounts for a model's name; the kind stands for its version."""
+_PATHS = {"PCIe in": IN, "PCIe out": OUT}
 
 
 class _Over(Exception):
@@ -36,21 +38,21 @@ class Straining:
         self._began = 0
 
     def before(self, nbytes: int) -> Partition | None:
-        """Where the next pass runs: on the narrow placement while neighbours are at work, if there is one. Over PCIe it is paid
-        for first, if the tenant has a share of that, and held back at home. Blocks until then.
+        """Where the next pass runs: on the narrow placement while neighbours are at work, if there is one; over PCIe at home,
+        held back, if the tenant has a share of that. What the share is of is paid for first. Blocks until then.
         """
         self.finish()
         self._until = self._until or monotonic() + self._seconds
         worker = self._worker()
         pace, narrow = (worker.pace, worker.narrow) if worker else (None, None)  # Each may be taken away meanwhile.
-        held: Partition | None = None
-        if self._kind.startswith("PCIe"):
-            if pace and pace.applies():
-                held = self._home
-                with suppress(_Over):
-                    pace.pay(nbytes, self._pause)
+        held, path = None, _PATHS.get(self._kind, MEMORY)
+        if path != MEMORY:
+            held = self._home if pace and pace.rate(path) and pace.applies() else None
         elif narrow and narrow.applies():
             held = narrow.partition
+        if held and pace and self._kind != "L2":
+            with suppress(_Over):
+                pace.pay(nbytes, path, self._pause)
         self._place, self._began = held or self._home, monotonic_ns()
         return held
 

@@ -19,6 +19,7 @@ from engines import Executor
 from partitions import DeviceLost, Partition
 
 from ..errors import Outgrown
+from ..launch_loop.structures import IN, MEMORY, OUT
 from ..link.messages import Done, Extent, Failure, Malformed, ModelKey, Ticket
 from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
@@ -204,7 +205,7 @@ class TicketRunner:
 
         A work on the wide partition is alone in flight: the thread that waits for others starts it after them, and the next
         after it. So it does with one that goes to another placement than those in flight. A ticket that waits for the tenant's
-        share of PCIe stays the next one: a thread listens until then.
+        shares stays the next one: a thread listens until then.
         """
         session = self.session
         pacing, waited = 0, self._paced
@@ -229,7 +230,7 @@ class TicketRunner:
             priority.yield_gil(now)
         priority.end_enqueuing()
         if pacing and not waited and (pace := self.pace) is not None:
-            pace.count_wait()
+            pace.count_wait(now)
         if pacing and not self._paced:
             tickets.wake()  # Another thread may listen already, until the next ticket comes.
         self._paced = pacing
@@ -246,7 +247,7 @@ class TicketRunner:
     def _start_deferred(self) -> int:
         """Start deferred tickets that are ready, a few at a time, and fail those that need not be run any more.
 
-        Returns how long the next has to wait for the tenant's share of PCIe.
+        Returns how long the next has to wait for the tenant's shares.
         """
         session = self.session
         deferred = session.deferred
@@ -289,7 +290,9 @@ class TicketRunner:
             return
         self.in_flight[ticket.slot] = flight
         if (pace := self.pace) is not None:
-            pace.charge_in(_moved_in(executor, ticket), flight.launched)
+            pace.charge(IN, _moved_in(executor, ticket), flight.launched)
+            if flight.placement is not None and flight.placement is self.narrow:
+                pace.charge(MEMORY, self.narrow.demand(ticket.model).moved, flight.launched)
         counter = flight.counter = self._metering.counter(executor, ticket.model)
         if (placement := flight.placement) is not None:
             flight.counter = self._metering.counter(flight.executor, ticket.model, placement.place)
@@ -367,7 +370,7 @@ class TicketRunner:
             if loop_runs is not None:
                 loop_runs.learn(flight.ticket, own)
             if (pace := self.pace) is not None:
-                pace.charge_out(sum([each.nbytes for each in outputs]), flight.launched)
+                pace.charge(OUT, sum([each.nbytes for each in outputs]), flight.launched)
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)

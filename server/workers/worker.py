@@ -120,7 +120,7 @@ class Worker:
 
     @property
     def pace(self) -> Pace | None:
-        """The tenant's share of PCIe, None if it has all that it wants. May be set at any time."""
+        """What keeps the tenant to its shares of PCIe and memory, None without any. May be set at any time."""
         return self._pace
 
     @pace.setter

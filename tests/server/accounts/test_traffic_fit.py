@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from server.accounts.traffic import FITS, MOST, Ran, TrafficFit, prior
+from server.accounts.traffic import FITS, MOST, Ran, Traffic, TrafficFit, prior
+from server.accounts.usage import NS, Moved
 
 SECONDS = 2.0
 NOISE = 0.02
@@ -222,3 +223,16 @@ def test_of_more_models_than_are_kept_those_that_used_the_most_are_known() -> No
 def test_the_prior_is_by_guesses_only_where_all_have_one() -> None:
     assert prior({"a": Ran(2, 0, 30), "b": Ran(1, 99, 40)}) == {"a": 0.6, "b": 0.4}
     assert prior({"a": Ran(2, 2, 30), "b": Ran(1, 0)}) == {"a": 0.75, "b": 0.25}
+
+
+@pytest.mark.parametrize("windows", [4, 40])
+def test_a_guess_counts_only_as_far_as_the_meter_is_not_certain(windows: int) -> None:
+    """As of a table of which a work reads a few rows."""
+    traffic, row, meter = Traffic(), ("acme", "table/1"), 0
+    for window in range(windows):
+        traffic.ran(row, works := window % 3 * 100, works)
+        meter += works * 10**6
+        traffic.read(Moved(meter, 0, 0), window * NS, {row: Moved(10**10, 0, 0)})
+    assert 10**6 <= traffic.memory_of(row, 10**10) < 2 * 10**6
+    assert 0.5 * 10**6 < traffic.memory_of(row, 1) <= 10**6
+    assert traffic.memory_of(("acme", "new/1"), 800) == 800, "nothing is known of it"

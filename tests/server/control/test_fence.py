@@ -88,21 +88,34 @@ def test_what_is_enforced_is_described_with_the_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "granules"),
+    ("seen", "granules", "paced"),
     [
-        (Narrowing(60 * 10**9), (2, 3, 4, 5)),
-        (Narrowing(125 * 10**9), (2, 3)),
-        (Narrowing(10**12), (2, 3)),  # More than there is.
-        (Narrowing(10**9), (2, 3, 4, 5, 6, 7, 8)),  # Works that draw too much are never at home.
-        (Narrowing(60 * 10**9, single=True), (2,)),
-        (Narrowing(single=True), (2,)),
+        (Narrowing(60 * 10**9), (2, 3, 4, 5, 6), True),
+        (Narrowing(125 * 10**9), (2, 3, 4), True),
+        (Narrowing(10**12), (2, 3, 4), True),  # More than there is.
+        (Narrowing(10**9), (2, 3, 4, 5, 6, 7, 8), True),  # Works that draw too much are never at home.
+        (Narrowing(), (2, 3), False),
+        (Narrowing(60 * 10**9, single=True), (2,), False),
+        (Narrowing(single=True), (2,), False),
     ],
 )
-def test_a_placement_is_as_wide_as_what_was_seen_of_its_models_allows(seen: Narrowing, granules: tuple[int, ...]) -> None:
+def test_a_placement_is_as_wide_as_what_was_seen_of_its_models_fills(
+    seen: Narrowing, granules: tuple[int, ...], paced: bool
+) -> None:
     homes, keys = {"acme": (2, 3, 4, 5, 6, 7, 8, 9), "globex": (0, 1)}, {"memory_bandwidth": "2TB/s"}
     tenants = {name: TenantConfig(name=name, granules=1, models=("*",), **keys) for name in homes}
-    found = plan_fences(tenants, homes, SIZES, "SM", MOVES, seen={"acme": seen})
-    assert (found["acme"].granules, found["acme"].notes) == (granules, ())
+    found = plan_fences(tenants, homes, SIZES, "SM", MOVES, seen={"acme": seen})["acme"]
+    assert (found.granules, found.paced, found.notes) == (granules, 2 * 10**12 if paced else 0, ())
+
+
+def test_a_share_below_what_a_granule_draws_is_paced_once_that_is_seen() -> None:
+    homes = {"acme": (2, 3, 4, 5), "globex": (0, 1)}
+    tenants = {name: TenantConfig(name=name, granules=1, models=("*",), memory_bandwidth="0.1TB/s") for name in homes}
+    first, later = (
+        plan_fences(tenants, homes, SIZES, "SM", MOVES, seen=seen)["acme"] for seen in ({}, {"acme": Narrowing(30 * 10**9)})
+    )
+    assert (first.granules, first.paced, len(first.notes)) == ((2,), 0, 1), "one granule draws more, and nothing is known"
+    assert (later.granules, later.paced, later.notes) == ((2,), 10**11, ())
 
 
 @given(size=st.integers(1, 14), value=st.one_of(st.floats(0.001, 1), st.integers(10**6, 5 * 10**12), st.just("auto")))

@@ -256,7 +256,7 @@ async def test_what_is_seen_of_models_plans_again_only_where_it_makes_other_plac
     plans.reconfigure(tenants)
     plans.begin(loaded)
     await plans.carried_out()
-    for unit, looks in ((9 * 10**8, 1), (6 * 10**8, 2), (62 * 10**7, 2), (0, 3)):
+    for unit, looks in ((9 * 10**8, 2), (6 * 10**8, 2), (62 * 10**7, 2), (0, 3)):
         device.narrowing = {"acme": Narrowing(unit)}
         plans.narrowed()
         await plans.carried_out()

@@ -15,6 +15,7 @@ from server.accounts.usage import NS, Moved
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.control.fence import FencedTenant
+from server.launch_loop.structures import IN, MEMORY
 from server.link import activity
 from server.link.messages import label_of
 from server.observing.accountant import Accountant
@@ -189,9 +190,14 @@ async def test_a_placement_grows_while_its_models_do_not_fill_their_share_there(
         demand.home, demand.narrow = MS // 10, round(10**9 / (0.4e12 * count) * NS)
         return count > 2
 
+    pace = site.runtime.workers["acme"].pace
+    assert pace
+    assert pace.rate(MEMORY) == 0, "two granules cannot draw more than the share"
     await Seconds(site, moved=10**9).pass_by(60, grown)
     assert narrow(site).granules == (0, 1, 2), "the fourth is all that it has"
+    assert pace.rate(MEMORY) == 2 * 10**12
     assert await runs_narrow(site)
+    assert pace.shared.free_at[MEMORY] > 0
 
 
 async def test_models_that_slow_others_are_shown_with_how_much(site: Site) -> None:
@@ -406,18 +412,19 @@ async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
 async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(site: Site) -> None:
     pace = site.runtime.workers["acme"].pace
     assert pace
-    assert (pace.rate, site.runtime.workers["globex"].pace) == (15 * 10**9, None)
+    assert (pace.rate(IN), site.runtime.workers["globex"].pace) == (15 * 10**9, None)
     assert not pace.applies()
     admission, plans = site.tenant("globex").lane.admission, site.controller.placements
     kind = admission.admit()
     assert pace.applies()
-    pace.count_wait()
+    pace.charge(IN, 10**9, time.monotonic_ns())
+    pace.count_wait(time.monotonic_ns())
     await site.controller.repartition({"acme": 6})
     assert site.runtime.workers["acme"].pace is pace, "before it is planned again, too"
     await site.settled()
     plans.reconfigure({"acme": ACME.model_copy(update={"pcie": 10**9}), "globex": GLOBEX})
     await site.settled()
-    assert (pace.rate, site.runtime.workers["acme"].pace, (await fence(site)).waits) == (10**9, pace, 1)
+    assert (pace.rate(IN), site.runtime.workers["acme"].pace, (await fence(site)).waits) == (10**9, pace, 1)
     plans.reconfigure({"acme": ACME.model_copy(update={"pcie": None}), "globex": GLOBEX})
     await site.settled()
     assert site.runtime.workers["acme"].pace is None
@@ -440,7 +447,7 @@ async def test_requests_that_wait_for_pcie_hold_up_no_repartition_and_are_answer
     assert pace
     admission = site.tenant("globex").lane.admission
     kind = admission.admit()
-    pace.charge_in(3600 * pace.rate, time.monotonic_ns())
+    pace.charge(IN, 3600 * pace.rate(IN), time.monotonic_ns())
     asking = await site.asked(3)
     while not pace.waits:
         await asyncio.sleep(0)
@@ -499,11 +506,11 @@ async def test_a_load_that_waits_for_pcie_hurries_once_nothing_is_to_be_held(sit
     (root / "c" / "1" / "model.onnx").write_bytes(bytes(20_000))
     pace = site.runtime.workers["acme"].pace
     assert pace
-    pace.rate = 1  # A byte a second.
+    pace.set_rate(IN, 1)  # A byte a second.
     admission = site.tenant("globex").lane.admission
     kind = admission.admit()
     loading = asyncio.ensure_future(site.controller.load("acme", "c"))
-    while not pace.shared.free_in:
+    while not pace.shared.free_at[IN]:
         await asyncio.sleep(0)
     plan = site.controller.devices[0].fences["acme"]
     await site.runtime.placements.plan({}, {"acme": plan._replace(neighbours=("globex", "initech"))})

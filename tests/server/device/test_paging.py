@@ -14,6 +14,7 @@ from engines import Engine, RuntimeSettings
 from server.control.descriptions import TenantMemory
 from server.device import pager
 from server.errors import BadRequest, DeadlineExceeded, Unavailable
+from server.launch_loop.structures import IN
 from server.link.messages import Done
 from server.workers.pace import CATCH_UP, Pace
 from tests.lanes import submit
@@ -473,7 +474,7 @@ async def test_loads_and_page_ins_wait_for_the_tenant_s_share_of_pcie(tmp_path: 
         (tmp_path / "c" / "config.pbtxt").touch()
         began = time.monotonic_ns()
         await site.controller.load("acme", "c")
-        assert pace.shared.free_in >= began + 5_000_000 - CATCH_UP
+        assert pace.shared.free_at[IN] >= began + 5_000_000 - CATCH_UP
         for name in "ac":  # Each makes room by paging the other out.
             await site.infer("acme", name)
-        assert pace.shared.free_in >= began + 2 * (5_000_000 - CATCH_UP)
+        assert pace.shared.free_at[IN] >= began + 2 * (5_000_000 - CATCH_UP)

@@ -22,6 +22,7 @@ from engines.base import COUNTS
 from engines.build import BuildOptions
 from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
 from partitions.base import Bandwidth
+from partitions.strain import Strain
 from server.admin.metrics import COUNTED, ServerCollector
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.server import ServerConfig
@@ -1080,19 +1081,24 @@ async def test_passes_of_a_strain_run_narrow_while_neighbours_are_at_work(site: 
     assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 2 * 10**8
 
 
-async def test_passes_of_a_strain_over_pcie_are_paid_for_while_neighbours_are_at_work(site: Site) -> None:
+@pytest.mark.parametrize(("kind", "path"), [("PCIe out", 1), ("PCIe in", 0), ("memory read", 2), ("L2", None)])
+async def test_passes_of_a_strain_are_paid_for_while_neighbours_are_at_work(site: Site, kind: Strain, path: int | None) -> None:
     neighbour = Neighbour()
     worker = site.runtime.workers["acme"]
-    worker.pace = Pace([neighbour.page], 10**12)
+    worker.narrow = NarrowPlacement(site.device.carve([0, 1]), [neighbour.page], 1, NarrowStatistics())
+    worker.narrow.resume()
+    pace = worker.pace = Pace([neighbour.page], 10**12, 10**12)
     began = time.monotonic_ns()
-    await site.controller.strain("acme", "PCIe out", 0.1)
-    assert worker.pace.shared.free_in == 0
+    await site.controller.strain("acme", kind, 0.1)
+    assert not any(pace.shared.free_at)
     neighbour.activity.begin()
-    await site.controller.strain("acme", "PCIe out", 0.1)
-    assert worker.pace.shared.free_in >= began - CATCH_UP + 10**8 * 10**9 // 10**12, "two passes of 10 ** 8 bytes"
-    worker.pace.rate = 1
-    await site.controller.strain("acme", "PCIe out", 0.01)
-    assert time.monotonic_ns() - began < PATIENCE * 10**9, "it ends, whatever it may have"
+    await site.controller.strain("acme", kind, 0.1)
+    assert [at for at, free in enumerate(pace.shared.free_at) if free] == ([] if path is None else [path])
+    if path is not None:
+        assert pace.shared.free_at[path] >= began - CATCH_UP + 10**8 * 10**9 // 10**12, "two passes of 10 ** 8 bytes"
+        pace.set_rate(path, 1)
+        await site.controller.strain("acme", kind, 0.01)
+        assert time.monotonic_ns() - began < PATIENCE * 10**9, "it ends, whatever it may have"
     worker.pace = None
 
 

@@ -28,7 +28,7 @@ class Turns:
         self.choose = choose
         self.wide = bench.stretch()
         self.placement = bench.fence()
-        self.pace = Pace([each.page for each in bench.neighbours], 10_000)
+        self.pace = Pace([each.page for each in bench.neighbours], 10_000, 10**6)
         self.changes: list[Callable[[], None]] = [
             self.neighbour,
             self.neighbour,

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.launch_loop.structures import IN, MEMORY, OUT
 from server.link import activity
 from server.link.activity import ENDED, OPEN, Activity, ActivityPage
 from server.link.messages import Failure, Ticket
@@ -39,6 +40,11 @@ def page(open_: int = 1, ended: int = 0) -> ActivityPage:
     return found
 
 
+def set_pcie(pace: Pace, rate: int) -> None:
+    for path in (IN, OUT):
+        pace.set_rate(path, rate)
+
+
 Start = tuple[int, int, int]
 """When a work began, and what it moves each way."""
 
@@ -54,8 +60,8 @@ def run(pace: Pace, works: Sequence[tuple[int, int, int]], late: int = 0) -> lis
         while left := pace.wait(now):
             assert 0 < left <= LOOK
             now += left + late
-        pace.charge_in(in_, now)
-        pace.charge_out(out, now)
+        pace.charge(IN, in_, now)
+        pace.charge(OUT, out, now)
         starts.append((now, in_, out))
     return starts
 
@@ -117,7 +123,7 @@ def test_while_neighbours_rest_nothing_waits_and_nothing_is_put_off(works: list[
 def test_what_waits_goes_on_once_the_neighbours_have_rested_for_a_while() -> None:
     neighbour, now = page(), SECOND
     pace = Pace([neighbour], GB)
-    pace.charge_in(10 * GB, now)
+    pace.charge(IN, 10 * GB, now)
     assert pace.wait(now) == LOOK
     neighbour.processes[0][OPEN], neighbour.processes[0][ENDED] = 0, now
     assert pace.wait(now + SETTLED - 1) == LOOK
@@ -128,30 +134,37 @@ def test_what_waits_goes_on_once_the_neighbours_have_rested_for_a_while() -> Non
 def test_a_larger_share_is_felt_at_once_by_what_waits_for_a_small_one(again: bool) -> None:
     pace, neighbour = Pace([page()], 10**6), [page()]
     now = time.monotonic_ns()
-    pace.charge_in(10**9, now)  # For 1,000 s.
-    pace.charge_out(10**8, now)
+    pace.charge(IN, 10**9, now)  # For 1,000 s.
+    pace.charge(OUT, 10**8, now)
     if again:
         pace.hold(neighbour, 10**10)
     else:
-        pace.rate = 10**10
+        set_pcie(pace, 10**10)
     assert pace.wait(now + SECOND // 20) > 0
     assert pace.wait(now + SECOND // 5) == 0
-    pace.rate = 10**6
+    set_pcie(pace, 10**6)
     assert pace.wait(now + SECOND // 5) == 0, "a smaller one is for what comes"
 
 
-def test_each_direction_has_a_budget_of_its_own() -> None:
-    pace = Pace([page()], GB)
-    pace.charge_in(4_000_000, SECOND)
-    pace.charge_out(1_000_000, SECOND)
+def test_each_path_has_a_budget_of_its_own() -> None:
+    pace = Pace([page()], GB, 2 * GB)
+    pace.charge(IN, 4_000_000, SECOND)
+    pace.charge(OUT, 1_000_000, SECOND)
     assert pace.wait(SECOND) == 4_000_000 - CATCH_UP
-    assert pace.wait(SECOND + 4_000_000 - CATCH_UP) == 0
+    pace.charge(MEMORY, 12_000_000, SECOND)
+    assert pace.wait(SECOND) == 6_000_000 - CATCH_UP
+    pace.count_wait(SECOND)
+    pace.count_wait(SECOND + 3_000_000)
+    assert pace.waits == 1, "then only the memory is waited for"
+    pace.set_rate(MEMORY, 0)
+    pace.charge(MEMORY, GB, SECOND)
+    assert pace.wait(SECOND) == 4_000_000 - CATCH_UP, "it has all there is"
 
 
 def test_a_rate_may_change_at_any_time_and_a_pace_shows_what_it_is() -> None:
     pace = Pace([page()], GB)
-    pace.rate = 2 * GB
-    pace.charge_in(8_000_000, SECOND)
+    set_pcie(pace, 2 * GB)
+    pace.charge(IN, 8_000_000, SECOND)
     assert pace.wait(SECOND) == 4_000_000 - CATCH_UP
     assert pace.applies()
 
@@ -170,7 +183,7 @@ class Loading:
         while self._work and self.now + (left := self.pace.wait(self.now)) < until:
             self.now += left
             if not left:
-                self.pace.charge_in(self._work, self.now)
+                self.pace.charge(IN, self._work, self.now)
                 self.moved += self._work
                 self.waited, self._free_at = max(self.waited, self.now - self._free_at), self.now
         self.now = until
@@ -178,7 +191,7 @@ class Loading:
     def pay(self, nbytes: int) -> float:
         """The seconds that it took."""
         began = self.now
-        self.pace.pay(nbytes, self.pause, lambda: self.now)
+        self.pace.pay(nbytes, pause=self.pause, clock=lambda: self.now)
         return (self.now - began) / SECOND
 
 
@@ -227,7 +240,19 @@ class Paced(Bench):
     def use_up(self, seconds: float = 3600.0) -> None:
         """The tenant has moved what it may move in so long."""
         self.neighbour.activity.begin()
-        self.pace.charge_in(int(seconds * self.pace.rate), time.monotonic_ns())
+        self.pace.charge(IN, int(seconds * self.pace.rate(IN)), time.monotonic_ns())
+
+    def fence(self, moved: int) -> NarrowPlacement:
+        """Works, each of which moves so many bytes of memory, go to a narrow placement while the neighbour is at work."""
+        partition = self.device.carve([1])
+        made = NarrowPlacement(partition, [self.neighbour.page], 1, NarrowStatistics())
+        made.executors["m/1#1"] = self.engine.bind(partition)
+        made.set_moved({"m/1#1": moved})
+        made.demand("m/1#1").home = 1
+        self.worker.narrow = made
+        self.worker.revoke()
+        self.worker.resume(made)
+        return made
 
     def wait_until_one_waits(self, count: int = 1) -> None:
         """Block until so many works have had to wait."""
@@ -357,12 +382,12 @@ def test_other_neighbours_count_from_then_on_and_what_was_charged_still_does(ben
     bench.use_up()
     bench.put(bench.ticket(0, 0))
     bench.wait_until_one_waits()
-    other, charged, waits = Neighbour(), bench.pace.shared.free_in, bench.pace.waits
-    bench.pace.hold([other.page], bench.pace.rate)
+    other, charged, waits = Neighbour(), bench.pace.shared.free_at[IN], bench.pace.waits
+    bench.pace.hold([other.page], bench.pace.rate(IN))
     bench.worker.pace = bench.pace
     assert bench.answer(bench.next()) == [0], "the other rests"
     other.activity.begin()
-    assert bench.pace.shared.free_in >= charged
+    assert bench.pace.shared.free_at[IN] >= charged
     bench.put(bench.ticket(1, 1))
     bench.wait_until_one_waits(waits + 1)
     other.activity.end()
@@ -384,12 +409,12 @@ def test_a_share_that_is_taken_away_or_given_holds_from_then_on(bench: Paced) ->
 
 def test_inputs_and_outputs_count(bench: Paced) -> None:
     """At a byte a millisecond: a number has four."""
-    bench.pace.rate = 1000
+    set_pcie(bench.pace, 1000)
     bench.neighbour.activity.begin()
     before = time.monotonic_ns()
     bench.put(bench.ticket(0, 1.5))
     bench.next()
-    for free_at in (bench.pace.shared.free_in, bench.pace.shared.free_out):
+    for free_at in (bench.pace.shared.free_at[IN], bench.pace.shared.free_at[OUT]):
         assert before < free_at + CATCH_UP - 4_000_000 < time.monotonic_ns()
 
 
@@ -403,7 +428,7 @@ def test_the_time_that_a_work_takes_is_not_lost_to_its_tenant(bench: Paced) -> N
         pass
     gate.open()
     assert bench.answer(bench.next()) == [1]
-    assert 0 < bench.pace.shared.free_out <= began + 4 * SECOND // bench.pace.rate
+    assert 0 < bench.pace.shared.free_at[OUT] <= began + 4 * SECOND // bench.pace.rate(IN)
 
 
 def test_outputs_that_are_not_asked_for_and_not_copied_do_not_count() -> None:
@@ -413,16 +438,43 @@ def test_outputs_that_are_not_asked_for_and_not_copied_do_not_count() -> None:
         bench.neighbour.activity.begin()
         bench.put(bench.ticket(0, 1)._replace(unasked=1))
         bench.next()
-        assert (bench.pace.shared.free_in > 0, bench.pace.shared.free_out) == (True, 0)
+        assert (bench.pace.shared.free_at[IN] > 0, bench.pace.shared.free_at[OUT]) == (True, 0)
         assert bench.script.reached["enqueue"] == 1, "the loop ran the last one"
 
 
 def test_works_of_a_tenant_that_moves_little_never_wait(bench: Paced) -> None:
-    bench.pace.rate = 10 * GB
+    set_pcie(bench.pace, 10 * GB)
     bench.neighbour.activity.begin()
     for _ in range(20):
         bench.rush()
     assert bench.pace.waits == 0
+
+
+def test_works_on_the_narrow_placement_begin_as_the_share_of_memory_allows(bench: Paced) -> None:
+    """Each moves what the tenant may in a twentieth of a second."""
+    narrow = bench.fence(GB // 20)
+    set_pcie(bench.pace, 0)
+    bench.pace.set_rate(MEMORY, GB)
+    bench.neighbour.activity.begin()
+    bench.put(bench.ticket(0, 0))
+    assert bench.answer(bench.next()) == [0]
+    began, before = time.monotonic(), narrow.statistics.launches
+    for number in range(1, 7):
+        bench.put(bench.ticket(number % SLOTS, number))
+        assert bench.answer(bench.next()) == [number]
+    took = time.monotonic() - began
+    assert narrow.statistics.launches - before == 6
+    assert took >= 6 / 20 - 2 * CATCH_UP / SECOND
+    assert bench.pace.waits == 0, "for PCIe"
+    bench.neighbour.activity.end()
+    began = time.monotonic()
+    bench.put(*[bench.ticket(slot, slot) for slot in range(SLOTS)])
+    assert [bench.answer(bench.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
+    bench.neighbour.activity.begin()
+    bench.worker.narrow = None
+    bench.worker.revoke()
+    bench.rush()
+    assert bench.pace.shared.free_at[MEMORY] < time.monotonic_ns() + SECOND // 20, "at home memory is not charged"
 
 
 def test_weights_that_are_streamed_count_with_the_inputs() -> None:
@@ -447,19 +499,7 @@ class Storm:
         self._waiting: dict[int, tuple[Ticket, list[float]]] = {}
         self._busy = False
         if narrow:
-            self.fence()
-
-    def fence(self) -> None:
-        """Works go to a narrow placement while the neighbour is at work."""
-        bench = self._bench
-        partition = bench.device.carve([1])
-        made = NarrowPlacement(partition, [bench.neighbour.page], 1, NarrowStatistics())
-        made.executors["m/1#1"] = bench.engine.bind(partition)
-        made.set_moved({"m/1#1": 10**12})
-        made.demand("m/1#1").home = 1
-        bench.worker.narrow = made
-        bench.worker.revoke()
-        bench.worker.resume(made)
+            bench.fence(10**12)
 
     def put(self) -> None:
         bench, chance, tickets = self._bench, self._chance, []
