@@ -87,7 +87,10 @@ def check(
                 mistakes = "a mistake" if count == 1 else f"{count} mistakes"
                 _print_line(f"{config.source} has {mistakes} (below), and nothing is served; the rest of it is tried here:")
             _Check(config, dropped, found, frozenset(cores(0)), open_device, root).run()
-    print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
+    for line in found.lines():
+        print(line, file=sys.stderr)
+    if found.status == 0:
+        print("all of it can be served")
     return found.status
 
 
