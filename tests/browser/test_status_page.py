@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from greenlane.prove.page import render as report
 from greenlane.prove.plan import Pair
+from partitions.base import Bandwidth
 from partitions.health import Health
 from partitions.strain import STRAINS
 from server.config.tenant import TenantConfig
@@ -107,6 +108,24 @@ async def test_the_page_links_to_what_else_there_is(page: Page, served: Served) 
     async with httpx.AsyncClient(timeout=60, base_url=served.url) as http:
         assert [(await http.get(each)).status_code for each in local] == [200] * 3
     assert any("/docs/operations.md" in each for each in links)
+
+
+class Moving(VirtualDevice):
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(memory=10 * 10**9, unit=10**9, pcie=10**9)
+
+
+async def test_what_does_not_hold_a_tenant_stands_beside_what_does(browser: Browser, models: Path) -> None:
+    keys = {"models": ("identity",), "memory_bandwidth": 0.05, "pcie": 0.5}
+    acme, globex = (TenantConfig(name=name, granules=count, **keys) for name, count in (("acme", 1), ("globex", 2)))
+    with serving(configuration(models, acme, globex), Moving(8)) as served:
+        page = await browser.open(f"{served.url}/")
+        await page.until("document.querySelectorAll('#devices .notes li').length === 4")
+        notes = (await text(page, "#devices .notes")).splitlines()
+    assert notes[0] == "acme has, while others work, 500 MB/s of PCIe: 0 inferences waited so far"
+    assert notes[1].startswith("acme: it has one granule, which cannot be narrowed")
+    assert notes[2].startswith("globex has, while others work, 500 MB/s of memory: 0 inferences on 1 so far; 500 MB/s of PCIe")
+    assert notes[3].startswith("globex: its memory_bandwidth is 500 MB/s, but one granule (1 cores) draws 1 GB/s at most")
 
 
 async def test_on_cores_the_page_speaks_of_cores_and_threads(page: Page) -> None:

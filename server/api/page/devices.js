@@ -81,11 +81,17 @@ function updateDevice(card, device, status) {
 /** What keeps tenants from granules that others lend, and what tenants are held to. */
 function notes(device) {
   const lending = device.wide.flatMap((wide) => [...wide.too_long, ...wide.problems].map((text) => `${wide.tenant}: ${text}`));
-  return [...lending, ...device.fences.flatMap((fence) => [held(fence), ...fence.problems.map((text) => `${fence.tenant}: ${text}`)])];
+  return [...lending, ...device.fences.flatMap((fence) => [...held(fence), ...fence.problems.map((text) => `${fence.tenant}: ${text}`)])];
 }
 
-/** A fence in words: the rates, and how often it was felt. */
+/** A fence in words: the rates, how often it was felt, and what does not hold, or need not, and why. */
 function held(fence) {
+  const how = rates(fence);
+  return [...(how ? [how] : []), ...fence.notes.map((note) => (how ? `${fence.tenant}: ${note}` : `${fence.tenant} is not held: ${note}`))];
+}
+
+/** What a fence holds, in words; empty if that is nothing. */
+function rates(fence) {
   if (fence.cores) return `${fence.tenant} is held at any time: ${fence.cores}`;
   const parts = [];
   if (fence.memory_bandwidth) {
@@ -94,7 +100,7 @@ function held(fence) {
     for (const { model, slows } of fence.models.filter((each) => each.slows)) parts.push(`${model} there, as others take ${digits(slows)} times as long beside it`);
   }
   if (fence.pcie) parts.push(`${perSecond(fence.pcie)} of PCIe: ${count(fence.waits, "inference")} waited so far`);
-  return parts.length ? `${fence.tenant} has, while others work, ${parts.join("; ")}` : `${fence.tenant} is not held: ${fence.notes.join("; ")}`;
+  return parts.length ? `${fence.tenant} has, while others work, ${parts.join("; ")}` : "";
 }
 
 /** What the device says of itself, as far as it does. */
