@@ -113,12 +113,13 @@ class PlacementPlans:
             self._start(self._carry_out())
 
     def narrowed(self) -> None:
-        """Other things were seen of held models: plan again if some are to be held on other granules for that."""
+        """Other things were seen of held models: plan again if some are to be held otherwise for that."""
         for device in self._devices:
-            planned = self._plan_fences(device, {})
-            if any(fence.granules != device.fences.get(name, fence).granules for name, fence in planned.items()):
-                self.remake()
-                return
+            for name, fence in self._plan_fences(device, {}).items():
+                before = device.fences.get(name, fence)
+                if (fence.granules, fence.paced) != (before.granules, before.paced):
+                    self.remake()
+                    return
 
     async def carried_out(self) -> None:
         """Wait until the last plan is carried out, as far as it can be; executors on wide placements may come later."""

@@ -266,6 +266,23 @@ async def test_what_is_seen_of_models_plans_again_only_where_it_makes_other_plac
     await plans.free_cores()
 
 
+async def test_works_are_paced_to_a_share_below_a_granule_once_it_was_seen_what_models_draw(root: KernelPath) -> None:
+    """Where the granules stay the same."""
+    device, plans, runtime = on_cores(root)
+    device.info = DeviceInfo("cuda", "", "SM", (1,) * 5, bandwidth=Bandwidth(5 * 10**9, 10**9, 10**9))
+    device.hold({"acme": (0, 1, 2, 3), "globex": (4,)})
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 8 * 10**8}), "globex": GLOBEX})
+    plans.begin(loaded)
+    await plans.carried_out()
+    for seen in (Narrowing(9 * 10**8), Narrowing(9 * 10**8, True)):
+        device.narrowing = {"acme": seen}
+        plans.narrowed()
+        await plans.carried_out()
+    assert [(each["acme"].granules, each["acme"].paced) for each in runtime.fenced] == [((0,), 0), ((0,), 8 * 10**8), ((0,), 0)]
+    plans.close()
+    await plans.free_cores()
+
+
 async def test_what_was_seen_of_a_tenants_models_goes_with_it() -> None:
     device = ControlledDevice("0", {}, info=DeviceInfo("cuda", "", "SM", (1,) * 2))
     device.hold({"acme": (0,), "globex": (1,)})
