@@ -81,6 +81,8 @@ class Borrowed(NamedTuple):
             return ""
         common = max(self.home.items(), key=lambda each: each[1], default=("", 0))
         why = f", as most stayed on its share: {common[0]} {common[1]}" if common[1] > self.launches else ""
+        if self.launches + sum(self.home.values()) < LAUNCHES:
+            why = "; what takes less than 0.2 ms on cores stays on its own share, and is not counted"
         return (
             f"{self.launches} inferences of the borrower ran on the lender's share, {self.returns} of them when it had a "
             f"request; at least {LAUNCHES} and {RETURNS} are needed{why}"
@@ -149,13 +151,17 @@ def turns(rounds: int) -> list[Turn]:
     return found
 
 
+def _requests(number: int) -> str:
+    return f"{number} request{'s' if number != 1 else ''}"
+
+
 def decide(off: Sequence[Samples], on: Sequence[Samples], lacks: str, others: float) -> tuple[Ruling, Growth]:
     """The verdict at one load; `lacks` is what `Borrowed.lacks` says of all loads together."""
     if failed := failures(off):
-        why = f"{failed} requests of the lender failed while it did not lend"
+        why = f"{_requests(failed)} of the lender failed while it did not lend"
         return felt(why, others) if others > OTHERS else Ruling("not exercised", why), NO_GROWTH
     if failed := failures(on):
-        return felt(f"{failed} requests of the lender failed while it lent, and none else", others), NO_GROWTH
+        return felt(f"{_requests(failed)} of the lender failed while it lent, and none else", others), NO_GROWTH
     quantile = quantile_for(min(sum(map(len, off)), sum(map(len, on))))
     if quantile is None:
         return Ruling("too noisy", f"fewer than {SOME} requests: too few to judge, so give it more seconds"), NO_GROWTH

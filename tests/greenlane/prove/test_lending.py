@@ -63,6 +63,8 @@ def test_lending_was_exercised_if_the_lender_came_back_during_inferences_on_its_
     assert Borrowed(20, 4).lacks() == (
         "20 inferences of the borrower ran on the lender's share, 4 of them when it had a request; at least 20 and 5 are needed"
     )
+    short = Borrowed(3, 0, {"not_measured": 1}).lacks()
+    assert short.endswith(" are needed; what takes less than 0.2 ms on cores stays on its own share, and is not counted")
     assert Borrowed(2, 0, {"no_faster": 70, "too_long": 1}).lacks().endswith(", as most stayed on its share: no_faster 70")
     assert Borrowed.of({}).lacks()
     assert Borrowed(3, 1).since(before) == (3, 1, {}), "the process that counts was replaced"
