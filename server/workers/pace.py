@@ -100,8 +100,9 @@ class Pace:
 
     def charge(self, path: int, nbytes: int, now: int) -> None:
         """A work that began now, or earlier, moves so many bytes there."""
-        if nbytes and self.shared.rates[path] and at_work(self.words, now):
-            self.shared.free_at[path] = put_off(int(self.shared.free_at[path]), now, nbytes, int(self.shared.rates[path]))
+        shared = self.shared
+        if nbytes and (rate := int(shared.rates[path])) and at_work(self.words, now):  # The rate may change meanwhile.
+            shared.free_at[path] = put_off(int(shared.free_at[path]), now, nbytes, rate)
 
     def hurry(self) -> None:
         """Loads pay no more: the device is about to be closed, or the tenant has no such share any more, or leaves."""

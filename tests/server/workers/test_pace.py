@@ -3,6 +3,8 @@
 import mmap
 import os
 import select
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -108,6 +110,26 @@ def test_over_a_second_the_rate_is_kept_and_used_within_two_percent(nbytes: int,
     took = starts[-1][0] - starts[0][0]
     moved = sum(each[2] for each in starts[:-1])
     assert moved == pytest.approx(rate * took / SECOND, rel=0.02, abs=rate * CATCH_UP / SECOND)
+
+
+def test_a_share_may_be_taken_away_while_a_work_is_charged() -> None:
+    pace, done, before = Pace([*[page(0)] * 50, page()], GB), threading.Event(), sys.getswitchinterval()
+
+    def change() -> None:
+        while not done.is_set():
+            pace.set_rate(IN, 0)
+            pace.set_rate(IN, GB)
+
+    thread = threading.Thread(target=change)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for now in range(SECOND, SECOND + 5_000):
+            pace.charge(IN, 1, now)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(before)
 
 
 @given(WORKS, RATES)
