@@ -86,7 +86,7 @@ class Controller:
         """What starts and ends tenants while others are served; None where that is not possible."""
         self._transfer = transfer
         self.patience = _PATIENCE
-        """Seconds for which a change of granules, a probe or a strain waits for the change before."""
+        """Seconds for which a change of granules, a probe, a strain or a reload waits for each change before."""
         self.started = time.time()
         self.restarts: dict[str, int] = {}
         """How often each process of the server ended unexpectedly and was started again, by its name in the log."""
@@ -237,7 +237,7 @@ class Controller:
         are no move, and not recorded as one, but an operator's wish pauses the autopilot all the same. Returns the tenants
         whose granules have changed, sorted.
         """
-        async with self._holding(self.granules_change):
+        async with self.holding(self.granules_change):
             check_counts(counts, self.tenants)
             if counts.items() <= self.counts.items():
                 if by == "operator":
@@ -253,13 +253,13 @@ class Controller:
         return tuple(sorted(name for _, move in moves for name in move.movers))
 
     @asynccontextmanager
-    async def _holding(self, lock: asyncio.Lock) -> AsyncIterator[None]:
-        """Hold this lock. Raises Conflict if another change holds it for longer than `patience`."""
+    async def holding(self, lock: asyncio.Lock, other: str = "") -> AsyncIterator[None]:
+        """Hold this lock. Raises Conflict if another change holds it for longer than `patience`; `other` says which."""
         try:
             async with asyncio.timeout(self.patience):
                 await lock.acquire()
         except TimeoutError:
-            other = "a reload, which may load models," if self.reconfiguring else "another change"
+            other = other or ("a reload, which may load models," if self.reconfiguring else "another change")
             why = f"{other} has gone on for {self.patience:g} s; try again when it has ended"
             raise Conflict(f"{UNCHANGED}: {why}") from None
         try:
@@ -324,9 +324,9 @@ class Controller:
         tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
         async with (
-            self._holding(self.device_changes),
-            self._holding(self.models_change(tenant)),
-            self._holding(self.granules_change),
+            self.holding(self.device_changes),
+            self.holding(self.models_change(tenant)),
+            self.holding(self.granules_change),
         ):
             transfer = self._transfer
             state_of = partial(self.device_state, tenant=tenant)
@@ -442,7 +442,7 @@ class Controller:
         Where units have no numbers, the work takes all of them, again and again until each two partitions have had theirs at
         the same time. A tenant stands still for 2 ms, and for 2 to 500 ms with each further try that it takes part in.
         """
-        async with self._holding(self.granules_change):
+        async with self.holding(self.granules_change):
             runtimes = device.distinct()
             found, shared = await self._probe(device, runtimes, runtimes)
             if shared:
@@ -460,7 +460,7 @@ class Controller:
             raise Conflict(f"tenant {tenant}: {why}")
         self._strains += 1
         try:
-            async with self._holding(self.granules_change):
+            async with self.holding(self.granules_change):
                 if self._lifecycle.state in ("draining", "closed"):
                     raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
                 return await self._runtime_of(tenant).strain(tenant, kind, seconds)

@@ -11,7 +11,7 @@ Until 3 everything is undone after an error.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from types import MappingProxyType
 
 from partitions import Move, PartitionError
@@ -69,15 +69,16 @@ class Reconfiguration:
         async with AsyncExitStack() as locks, AsyncExitStack() as going, AsyncExitStack() as granules:
             shares = concerns_shares(self._before, self._config)
             if self._options or shares:  # Or a process begins meanwhile with the old ones.
-                await locks.enter_async_context(self._controller.device_changes)
+                await locks.enter_async_context(self._holding(self._controller.device_changes))
             if shares:
-                async with self._controller.granules_change:  # What does not fit is refused before anything is loaded.
-                    self._check_possible(self._plan())
+                async with self._holding(self._controller.granules_change):
+                    self._check_possible(self._plan())  # Before anything is loaded.
             gone = removals(self._before, self._config)
             hurried = any(self._controller.models_change(name).locked() for name in gone) and await self._hurry(gone)
             try:
                 for name in (*self._lists, *gone):
-                    await (going if name in gone else locks).enter_async_context(self._controller.models_change(name))
+                    lock = self._holding(self._controller.models_change(name), f"a change of {name}'s models")
+                    await (going if name in gone else locks).enter_async_context(lock)
             finally:
                 if hurried:  # They are held until they have gone.
                     self._controller.placements.remake()
@@ -87,7 +88,7 @@ class Reconfiguration:
                 await self._models.prepare()
                 undo.push_async_callback(self._models.discard)
                 if shares:  # Others may have got other granules while models were loaded.
-                    await granules.enter_async_context(self._controller.granules_change)
+                    await granules.enter_async_context(self._holding(self._controller.granules_change))
                 found = self._plan()
                 arrivals = await self._prepare(found, undo)
                 undo.push_async_callback(self._put_back_configuration)
@@ -103,13 +104,16 @@ class Reconfiguration:
                 endings = [self._end(name, frontends[name], *leaving[name]) for name in found.go]
                 await together([self._models.use(), self._end_all(endings, granules)])
 
+    def _holding(self, lock: asyncio.Lock, other: str = "another change") -> AbstractAsyncContextManager[None]:
+        return self._controller.holding(lock, other)
+
     def _plan(self) -> TenantPlan:
         return plan(self._before, self._config, self._controller.devices)
 
     async def _hurry(self, gone: Collection[str]) -> bool:
         """Have loads of tenants that go pay no more for a share of PCIe, as all of this waits for them; whether some did."""
         hurried = False
-        async with self._controller.granules_change:
+        async with self._holding(self._controller.granules_change):
             for device in self._controller.devices:
                 paying = {name for name in gone if name in device.fences and device.fences[name].pcie}
                 fences = {name: each._replace(pcie=0) if name in paying else each for name, each in device.fences.items()}

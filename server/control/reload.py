@@ -55,10 +55,10 @@ class Reloader:
     async def _reload(self) -> list[Change]:
         """Read the file and use it; what has changed. Nothing has after an error.
 
-        Raises Conflict with every problem of the file, and with every key that needs a restart; Unavailable while the server
-        starts or ends.
+        Raises Conflict with every problem of the file, and with every key that needs a restart, or if it waits too long for
+        another change; Unavailable while the server starts or ends.
         """
-        async with self._lock:
+        async with self._controller.holding(self._lock):
             if self._controller.state not in _SERVING:
                 raise Unavailable(f"the server is {self._controller.state}; reload when it serves")
             old = self._controller.config

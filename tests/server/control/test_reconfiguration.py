@@ -16,10 +16,11 @@ from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.device_runtime import Arrival
 from server.control.reconfiguration import reconfigure
+from server.control.reload import Reloader
 from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavailable
 from tests.fakes import PATIENCE
 
-from .test_several_devices import FakeRuntime
+from .test_several_devices import FakeRuntime, Reporting
 from .test_several_devices import Site as SeveralDevices
 
 
@@ -51,7 +52,7 @@ class Runtime(FakeRuntime):
         return None
 
 
-class Frontend:
+class Frontend(Reporting):
     """Its requests are answered when `idle` is set."""
 
     def __init__(self) -> None:
@@ -61,9 +62,6 @@ class Frontend:
 
     async def drained(self) -> None:
         await self.idle.wait()
-
-    async def report(self) -> None:
-        """It is not looked at here."""
 
     def suspend(self, reason: str) -> None:
         self.suspended = reason
@@ -551,6 +549,48 @@ async def test_a_repartition_that_waits_for_a_move_is_refused_after_a_while() ->
         await site.controller.repartition({"globex": 1})
     site.gate.set()
     await moving
+
+
+@pytest.mark.parametrize("goes", [False, True])
+async def test_a_reload_that_waits_for_a_load_on_request_is_refused_after_a_while(goes: bool) -> None:
+    site, models = await loading_site()
+    loading = asyncio.ensure_future(site.controller.load("acme", "acme's"))
+    await models.begun.wait()
+    site.controller.patience, before = 0.01, site.controller.config
+    staying = [tenant("acme", 2).with_models(("b",))] * (not goes)
+    with pytest.raises(Conflict, match=r"nothing has changed: a change of acme's models has gone on for 0\.01 s; try again"):
+        await site.use(*staying, before.tenants["globex"])
+    assert site.controller.config is before
+    models.gate.set()
+    await loading
+    await site.use(*staying, before.tenants["globex"])
+    assert site.steps[-1] == ("end acme" if goes else "use models 0")
+
+
+@pytest.mark.parametrize("lock", ["device_changes", "granules_change"])
+async def test_a_reload_that_waits_for_another_change_is_refused_after_a_while(site: Site, lock: str) -> None:
+    site.controller.patience = 0.01
+    async with getattr(site.controller, lock):
+        with pytest.raises(Conflict, match=r"nothing has changed: another change has gone on for 0\.01 s; try again"):
+            await site.use(*NEXT)
+    assert site.steps == []
+    await site.use(*NEXT)
+
+
+async def test_a_reload_that_waits_for_another_one_is_refused_after_a_while() -> None:
+    site, models = await loading_site()
+    site.controller.on_state(site.frontends, "serving")
+    before = site.controller.config
+    after = with_options(before, {"acme's": ModelOptions(max_batch=2)})
+    reloader = Reloader(site.controller, lambda: after, lambda config: reconfigure(site.controller, config, site._all))
+    reloading = asyncio.ensure_future(reloader.reload())
+    await models.begun.wait()
+    site.controller.patience = 0.01
+    with pytest.raises(Conflict, match=r"nothing has changed: a reload, which may load models, has gone on for 0\.01 s"):
+        await reloader.reload()
+    models.gate.set()
+    assert len(await reloading) == 1
+    assert await reloader.reload() == []
 
 
 async def test_a_repartition_does_not_wait_for_requests_of_models_that_a_reload_replaces(site: Site) -> None:

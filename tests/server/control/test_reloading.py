@@ -33,6 +33,9 @@ class Controller:
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    def holding(self, lock: asyncio.Lock) -> asyncio.Lock:
+        return lock
+
     async def reconfigure(self, config: Config) -> None:
         self.config = config
 
