@@ -183,4 +183,7 @@ def shown(milliseconds: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

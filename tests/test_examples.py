@@ -1,6 +1,8 @@
 """The examples that need no GPU run; the one that needs a GPU is compiled here, and type-checked with everything else."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +59,18 @@ def test_noisy_neighbour_prints_both_tails_and_what_other_programs_used() -> Non
     lines = run(sys.executable, str(EXAMPLES / "noisy_neighbour.py"), "--seconds", "0.5").splitlines()
     assert re.match(r"own partition +p99 [\d.]+ ms +p99 [\d.]+ ms +[\d.]+ +\d+%$", lines[1])
     assert re.match(r"shared +p99 [\d.]+ ms +p99 [\d.]+ ms +[\d.]+ +\d+%$", lines[2])
+
+
+def test_noisy_neighbour_ends_by_ctrl_c_without_a_traceback() -> None:
+    command = [sys.executable, "-u", str(EXAMPLES / "noisy_neighbour.py")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout
+        assert "alone" in process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)  # As a terminal does: the servers that it starts get it, too.
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
 
 
 def test_partition_stream_compiles() -> None:
