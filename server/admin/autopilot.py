@@ -1,7 +1,6 @@
 """What was moved and why; what each tenant needs, beside its share; and switching the autopilot."""
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping
 from typing import Annotated
@@ -133,9 +132,7 @@ async def advice(
             )
         about.bandwidth = _hog(controller, name, needs, used)
         if found and (fence := found.fence):
-            moves = device.info.bandwidth if (device := controller.device_of(name)) else None
-            target, whole = controller.tenants[name].target_p99, moves.memory if moves else math.inf
-            about.bandwidth += advising.advise_fenced(name, fence, target, whole)
+            about.bandwidth += advising.advise_fenced(name, fence, controller.tenants[name].target_p99)
             before_fence = beside_before[name].fence if name in beside_before else None
             if about.verdict == "more" and before_fence and name in needs:
                 waited = fence.waits - before_fence.waits

@@ -14,7 +14,7 @@ from partitions.plan import Granules
 from partitions.probe import Placement
 from partitions.strain import Strain, Strained
 
-from ..accounts.usage import Count, Report
+from ..accounts.usage import Report
 from ..config.schema import Config, ModelOptions
 from ..tenants.frontend import ManagedFrontend
 from .descriptions import Beside, DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
@@ -87,9 +87,9 @@ class Placements(Protocol):
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
         """
 
-    async def moved(self, figures: Mapping[str, Mapping[str, Count]]) -> None:
+    async def moved(self, figures: Mapping[str, Mapping[str, int]]) -> None:
         """What a work of each model (`name/version`) of fenced tenants moves in bytes of memory, as far as that is known now;
-        more than the memory could for a model that is held as it slows others.
+        below 0, and at most -1, for a model that is held whatever it moves, as it slows others or is tried for that.
 
         Said again every few seconds, so that a process that replaces another knows it as well.
         """

@@ -49,11 +49,11 @@ class FencedModel(Fact):
     model: Annotated[str, Meta(examples=["resnet/1"])]
     moved: Annotated[
         int,
-        "Bytes of the device's memory that an inference moves, measured, or guessed from its tensors; with "
-        "`slows`, and while that is tried, more than the memory could.",
+        "Bytes of the device's memory that an inference moves, measured, or guessed from its tensors.",
     ]
     home_ms: Annotated[float, "What one takes on all of the tenant's granules, as of late."]
     narrow_ms: Annotated[float, "What one takes on the granules where it is held."]
+    anyway: Annotated[bool, "Whether it is held whatever it moves: with `slows`, and while that is tried."] = False
     slows: Annotated[
         float,
         "How many times as long inferences of others take beside it on all of the tenant's granules, at least: "

@@ -57,7 +57,7 @@ class TenantFence(Side[Fence, NarrowPlacement]):
         return self.set(self._plan)
 
     def moved(self, figures: Mapping[str, int]) -> None:
-        """A work of each of these models (`name/version`) moves so many bytes of memory."""
+        """A work of each of these models (`name/version`) moves so many bytes of memory; below 0 it is held anyway."""
         self._moved = figures
         if self._made:
             self._made.set_moved(self.moved_by_key())
@@ -134,7 +134,7 @@ class TenantFence(Side[Fence, NarrowPlacement]):
 def _known(narrow: NarrowPlacement) -> list[FencedModel]:
     """What is known of the models on a placement; a model that is being loaded again is there twice for a moment."""
     return [
-        FencedModel(label_of(key), each.moved, round(each.home / 1e6, 4), round(each.narrow / 1e6, 4))
+        FencedModel(label_of(key), abs(each.moved), round(each.home / 1e6, 4), round(each.narrow / 1e6, 4), each.moved < 0)
         for key, each in narrow.measured().items()
         if key in narrow.executors
     ]

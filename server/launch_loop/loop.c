@@ -211,8 +211,8 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     if (entry->placement == WIDE) begin_wide(l->wide);
     int64_t now = now_ns();
     if (l->pace) {
-        uint64_t memory = entry->placement == NARROW ? (uint64_t)entry->demand->moved : 0;
-        pace_charge(l->pace, now, entry->moved_in, entry->moved_out, memory);
+        int64_t moved = entry->placement == NARROW ? entry->demand->moved : 0;
+        pace_charge(l->pace, now, entry->moved_in, entry->moved_out, (uint64_t)(moved < 0 ? -moved : moved));
     }
     l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now, slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {

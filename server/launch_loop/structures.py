@@ -105,7 +105,9 @@ class Neighbours(ctypes.Structure):
 
 
 class Demand(ctypes.Structure):
-    """Nanoseconds that works of one model take at home and narrow, and the bytes that they move; 0 for what is not known."""
+    """Nanoseconds that works of one model take at home and narrow, and the bytes that they move; 0 for what is not known, and
+    bytes below 0 for works that are held whatever they move.
+    """
 
     _fields_ = (("home", c_int64), ("narrow", c_int64), ("moved", c_int64))
 

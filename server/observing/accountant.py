@@ -75,7 +75,7 @@ class Accountant:
         self._said_at: int | None = None
         self._harm: dict[str, Harm] = {}
         self._drawn: dict[str, Drawn] = {}
-        self._held: dict[str, dict[Row, int]] = {}
+        self._held: dict[str, set[Row]] = {}
         """By device: models to be held whatever they move, and what is said that a work of such a model moves."""
         self._collecting: asyncio.Task[None] | None = None
         self._failed = False
@@ -213,7 +213,7 @@ class Accountant:
         """See which models of fenced tenants slow works of others, and how much they draw where they are held; whether others
         than before are to be held.
 
-        Such a work counts as if it moved twice what the memory could, so it is held to any share but the whole.
+        A model that slows others is held whatever it moves, to any share but the whole.
         """
         there, moves = totals.devices.get(device.name), device.info.bandwidth
         if there is None or moves is None:
@@ -233,11 +233,10 @@ class Accountant:
         }
         harm = self._harm.setdefault(device.name, Harm())
         held, found = harm.held, dict(harm.found)
-        narrow = {row: each.moved * 1e3 > rates[row[0]] * each.home_ms for row, each in models.items()}
+        narrow = {row: each.anyway or each.moved * 1e3 > rates[row[0]] * each.home_ms for row, each in models.items()}
         harm.look(there, totals.at, narrow, made)
         device.slows = dict(harm.found)
-        twice = {row: round(2 * moves.memory * each.home_ms / 1e3) for row, each in models.items()}
-        self._held[device.name] = {row: twice[row] for row in harm.held & twice.keys()}
+        self._held[device.name] = harm.held & models.keys()
         self._narrow(device, fences, models, totals.at)
         for (tenant, model), times in harm.found.items():
             if (tenant, model) not in found:
@@ -270,11 +269,11 @@ class Accountant:
         """Say to each device side what works of its fenced tenants move. Models that have gone are not named any more."""
         traffic, guesses = self._account.traffic(device.name) or Traffic(), self._guesses.get(device.name, NO_GUESSES)
         figures: dict[str, dict[str, int]] = {name: {} for name in device.fences}
-        held = self._held.get(device.name, {})
+        held = self._held.get(device.name, ())
         for (tenant, model), guess in guesses.items():
             if tenant in figures:
                 moved = traffic.memory_of((tenant, model), guess.memory)
-                figures[tenant][model] = max(moved, held.get((tenant, model), 0))
+                figures[tenant][model] = -max(1, moved) if (tenant, model) in held else moved
         with suppress(RequestError):  # It is being started again, and is said it then.
             await together(each.placements.moved(device.of(each, figures)) for each in device.distinct(figures))
 

@@ -5,7 +5,6 @@ in proportion as granules are fewer. So fewer granules that would do are enough 
 takes.
 """
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,11 +134,11 @@ def advise_hog(
     ]
 
 
-def advise_fenced(tenant: str, fence: FencedTenant, target: float | None, whole: float = math.inf) -> list[str]:
+def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> list[str]:
     """Sentences about models that slow others, or are too slow for the tenant's target in seconds where they are held.
 
-    The device's memory moves `whole` bytes a second; a model that seems to draw more is being tried. One that needs less than
-    its tenant has is on fewer granules than that takes.
+    A model that is held though it does not slow others is being tried. One that needs less than its tenant has is on fewer
+    granules than that takes.
     """
     found = []
     for each in fence.models:
@@ -150,8 +149,8 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None, whole:
             )
         if target is not None and each.narrow_ms > target * 1e3 >= each.home_ms:
             held = f"{each.model} takes {each.narrow_ms:.3g} ms where {tenant}'s `memory_bandwidth` holds it"
-            rate, known = each.moved / target, each.moved * 1e3 <= whole * each.home_ms
-            need = f"takes at least {_words(rate)}" if known and rate > fence.memory_bandwidth else "takes a larger one"
+            rate = 0.0 if each.anyway else each.moved / target
+            need = f"takes at least {_words(rate)}" if rate > fence.memory_bandwidth else "takes a larger one"
             need = "takes none" if each.slows else need
             found.append(
                 f"{held}, and {each.home_ms:.3g} ms on all of its share: its target_p99 of {target * 1e3:.3g} ms while others "

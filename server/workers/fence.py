@@ -29,9 +29,11 @@ def at_work(processes: Iterable[memoryview], now: int) -> bool:
 
 def could_exceed(moved: int, home: int, rate: int, units: int, wide: int) -> bool:
     """As `exceeds`, if they were as much faster on a wide partition as it has more units than their home."""
-    return home > 0 and moved * SECOND * wide > rate * home * units
+    return home > 0 and (moved < 0 or moved * SECOND * wide > rate * home * units)
 
 
 def exceeds(moved: int, home: int, rate: int) -> bool:
-    """Whether works that move so many bytes, and take so long at home, draw more than `rate` bytes a second. 0 is unknown."""
-    return home > 0 and moved * SECOND > rate * home
+    """Whether works that move so many bytes, and take so long at home, draw more than `rate` bytes a second. 0 is unknown;
+    bytes below 0 are held whatever they are.
+    """
+    return home > 0 and (moved < 0 or moved * SECOND > rate * home)

@@ -57,7 +57,9 @@ class NarrowPlacement(SidePlacement):
         """The same for the launch loop."""
 
     def set_moved(self, moved: Mapping[ModelKey, int]) -> None:
-        """Set how many bytes a work of each of these models moves, 0 for unknown; others stay as they are."""
+        """Set how many bytes a work of each of these models moves, 0 for unknown, below 0 to hold it whatever that is; others
+        stay as they are.
+        """
         for model, nbytes in moved.items():
             self.demand(model).moved = nbytes
         for model in [model for model in list(self._demands) if model not in self.executors and model not in moved]:

@@ -292,7 +292,7 @@ class TicketRunner:
         if (pace := self.pace) is not None:
             pace.charge(IN, _moved_in(executor, ticket), flight.launched)
             if flight.placement is not None and flight.placement is self.narrow:
-                pace.charge(MEMORY, self.narrow.demand(ticket.model).moved, flight.launched)
+                pace.charge(MEMORY, abs(self.narrow.demand(ticket.model).moved), flight.launched)
         counter = flight.counter = self._metering.counter(executor, ticket.model)
         if (placement := flight.placement) is not None:
             flight.counter = self._metering.counter(flight.executor, ticket.model, placement.place)

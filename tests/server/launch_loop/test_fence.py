@@ -34,13 +34,14 @@ from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
 pytestmark = needs_a_compiler
 
 FIGURE = st.one_of(st.integers(0, 2**20), st.integers(0, 2**58))
+MOVED = st.one_of(FIGURE, st.integers(-(2**58), -1))
 UNITS = st.integers(1, 132)
 RATE = st.one_of(st.integers(1, 2**20), st.integers(1, 2**58))
 """Nanoseconds of nine years, and as many bytes: with the units of a device no product of these is more than 128 bits have."""
 
 
 @settings(max_examples=300)
-@given(NEIGHBOURS, NOW, FIGURE, FIGURE, RATE, st.integers(-2 * SETTLED, 2 * SETTLED), UNITS, UNITS)
+@given(NEIGHBOURS, NOW, MOVED, FIGURE, RATE, st.integers(-2 * SETTLED, 2 * SETTLED), UNITS, UNITS)
 def test_c_and_python_send_the_same_works_to_the_narrow_placement(
     neighbours: list[memoryview], now: int, moved: int, home: int, rate: int, after: int, units: int, wide: int
 ) -> None:

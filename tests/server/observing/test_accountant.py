@@ -165,14 +165,15 @@ class FakePlacements:
         if self.away:
             raise Unavailable("it is being started again")
         moved = (self.figures or {}).get("acme", {}).get("mob/1", 0)
-        models = [FencedModel("mob/1", moved, self.home_ms, self.narrow_ms), *self.others]
+        models = [FencedModel("mob/1", abs(moved), self.home_ms, self.narrow_ms, moved < 0), *self.others]
         fence = FencedTenant(self.RATE, self.granules, 0, 0, 0, [], [], models)
         return {"acme": Beside(None, fence, [])}
 
     @property
     def held(self) -> bool:
         """Whether works of that model run narrow beside others."""
-        return bool(self.figures["acme"]["mob/1"] * 1e3 > self.RATE * self.home_ms)
+        moved = self.figures["acme"]["mob/1"]
+        return bool(moved < 0 or moved * 1e3 > self.RATE * self.home_ms)
 
 
 async def said(site: Site, placements: FakePlacements) -> Any:
@@ -247,7 +248,7 @@ async def test_a_model_beside_which_neighbours_are_slow_is_held_though_it_moves_
     for _ in range(150):
         await said(site, placements)
     assert site.device.slows == {("acme", "mob/1"): 3.0}
-    assert placements.figures["acme"]["mob/1"] == 2 * 4 * 10**9 * 16 // 1000
+    assert placements.figures["acme"]["mob/1"] < 0, "whatever it moves"
     (text,) = [each.getMessage() for each in caplog.records if each.name == "greenlane.fence"]
     assert text == (
         "tenant acme: mob/1 runs narrow while others work, whose inferences take at least 3 times as long beside it"

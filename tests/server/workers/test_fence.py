@@ -67,3 +67,10 @@ def test_what_draws_too_much_at_home_does_so_wide_and_what_could_there_is_faster
 def test_what_is_not_known_stays_home(figure: int, rate: int) -> None:
     assert not exceeds(0, figure, rate)
     assert not exceeds(figure, 0, rate)
+    assert not exceeds(-figure, 0, rate)
+
+
+@given(st.integers(-(2**40), -1), st.integers(1, 2**40), st.integers(1, 2**44), st.integers(1, 132), st.integers(1, 132))
+def test_what_is_held_anyway_draws_too_much_whatever_it_moves(moved: int, home: int, rate: int, units: int, wide: int) -> None:
+    assert exceeds(moved, home, rate)
+    assert could_exceed(moved, home, rate, units, wide)

@@ -472,9 +472,10 @@ def test_works_of_a_tenant_that_moves_little_never_wait(bench: Paced) -> None:
     assert bench.pace.waits == 0
 
 
-def test_works_on_the_narrow_placement_begin_as_the_share_of_memory_allows(bench: Paced) -> None:
-    """Each moves what the tenant may in a twentieth of a second."""
-    narrow = bench.fence(GB // 20)
+@pytest.mark.parametrize("anyway", [False, True])
+def test_works_on_the_narrow_placement_begin_as_the_share_of_memory_allows(bench: Paced, anyway: bool) -> None:
+    """Each moves what the tenant may in a twentieth of a second, also if it is held whatever it moves."""
+    narrow = bench.fence(-GB // 20 if anyway else GB // 20)
     set_pcie(bench.pace, 0)
     bench.pace.set_rate(MEMORY, GB)
     bench.neighbour.activity.begin()
