@@ -314,7 +314,7 @@ def _in_lines(send: Send) -> Send:
 def log_compilation() -> None:
     """Log whether the hot path runs as machine code, or how much faster a wheel is whose hot path does."""
     if (ring.__file__ or "").endswith(".py"):
-        log.info("hot path: interpreted Python; compiled (scripts/wheel --compiled) it serves 1.2 to 1.7 times the requests")
+        log.info("hot path: interpreted Python; compiled (scripts/install --compiled) it serves 1.2 to 1.7 times the requests")
     else:
         log.info("hot path: compiled to machine code")
 
