@@ -81,7 +81,9 @@ def _keys(path: str | None) -> tuple[dict[str, str], str | None]:
         return {}, None
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CannotProve(f"--keys {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise CannotProve(f"--keys {path}: {error}") from error
     tenants, admin = found.get("tenants", {}), found.get("admin")
     if not isinstance(tenants, dict) or not all(isinstance(each, str) for each in (*tenants.values(), admin or "")):

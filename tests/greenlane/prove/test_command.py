@@ -382,6 +382,12 @@ def test_a_server_that_answers_no_model_is_given_up_after_a_while(monkeypatch: p
     assert found.undriven["m8"].startswith("there was no time left")
 
 
+def test_a_file_of_keys_that_is_not_there_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.toml"
+    assert main(["--url", "http://127.0.0.1:9", "--keys", str(path)], PROGRAM) == 2
+    assert f"--keys {path}: cannot be read: No such file or directory\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ['admin = "a\\nb"', '[tenants]\nacme = "a\\u0000"'])
 def test_a_key_that_no_header_has_is_status_2(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys.toml"
