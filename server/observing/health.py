@@ -143,9 +143,12 @@ class HealthMonitor:
             await asyncio.sleep(backoff.delay(self._clock()))
 
     async def _read(self, gpus: Mapping[str, str]) -> str:
-        """Start the process, and read it until it ends. Returns its last words, on standard error."""
+        """Start the process, and read it until it ends. Returns its last words, on standard error, or why it does not start."""
         pipe = subprocess.PIPE
-        process = await asyncio.to_thread(subprocess.Popen, self._make(list(gpus)), stdin=pipe, stdout=pipe, stderr=pipe)
+        try:
+            process = await asyncio.to_thread(subprocess.Popen, self._make(list(gpus)), stdin=pipe, stdout=pipe, stderr=pipe)
+        except OSError as error:
+            return str(error)
         assert process.stdin
         assert process.stdout
         assert process.stderr

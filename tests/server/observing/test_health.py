@@ -96,6 +96,15 @@ async def test_a_process_that_reads_nothing_is_not_started_again(caplog: pytest.
     assert caplog.text.count("are not among the metrics") == 1
 
 
+async def test_a_process_that_cannot_be_started_is_said_and_keeps_nothing_from_ending(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monitor = HealthMonitor([gpu()], lambda _: [str(tmp_path / "none")], tmp_path)
+    monitor.start()
+    await until(lambda: "are not among the metrics: [Errno 2] No such file or directory" in caplog.text)
+    await monitor.close()
+
+
 async def test_what_readings_need_to_be_whole_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     lines = [
         to_line(ADDRESS, Health(moved={"memory": count, "pcie_in": 0, "pcie_out": 0}, missing="it is old")) for count in (1, 2)
