@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -37,6 +37,7 @@ from .config.tables import ConfigError
 from .control.controller import Controller
 from .control.reconfiguration import reconfigure
 from .control.reload import ReadConfig, Reloader, without_file
+from .control.together import together
 from .control.watcher import Watcher
 from .device.runtime import Runtime
 from .errors import Unavailable
@@ -213,30 +214,29 @@ class Application:
                 self._shared.set(config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()
-                async with Watcher(controller):
-                    await controller.start()
-                    routes = partial(ask, self._audited)
-                    async with self._running(controller), _serving_grpc(service, routes), _sending_spans(service):
-                        yield
+                grpc = _serving_grpc(service, partial(ask, self._audited))
+                async with Watcher(controller), self._running(controller), grpc, _sending_spans(service):
+                    yield
         finally:
             self._opened = None
             await asyncio.to_thread(source.__exit__, None, None, None)
 
     @asynccontextmanager
     async def _running(self, controller: Controller) -> AsyncIterator[None]:
-        """End in order by SIGTERM, by the end of this block, or at once if the device is lost. Closes the controller."""
+        """Start, and end in order by SIGTERM, by the end of this block or as the start fails, or at once if the device is lost.
+
+        Closes the controller.
+        """
         end = ServerEnd(controller, self._abandon)
-        end.freeze_when_loaded()
-        restore = _drain_on_sigterm(end.drain, self.reloader)
-        losing = asyncio.create_task(self._exit_when_device_lost(end))
-        try:
+        async with AsyncExitStack() as left:  # They are called from the last one up.
+            left.callback(end.cancel_timer)
+            left.callback(end.close)
+            left.callback(asyncio.create_task(self._exit_when_device_lost(end)).cancel)
+            left.push_async_callback(controller.close)
+            await controller.start()
+            end.freeze_when_loaded()
+            left.callback(_drain_on_sigterm(end.drain, self.reloader))
             yield
-        finally:
-            restore()
-            await controller.close()
-            losing.cancel()
-            end.close()
-            end.cancel_timer()
 
     async def _exit_when_device_lost(self, end: ServerEnd) -> None:
         self._abandon(await end.device_lost())
@@ -279,7 +279,7 @@ async def _serving_grpc(service: Service, ask: Callable[..., Awaitable[tuple[int
                 await servers[-1].start()
         yield
     finally:
-        await asyncio.gather(*(server.stop() for server in servers))
+        await together(server.stop() for server in servers)
 
 
 @asynccontextmanager

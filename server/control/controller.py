@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -599,14 +599,18 @@ class Controller:
             log.info("drained: every request was answered")
 
     async def close(self) -> None:
-        """Wait for work in flight, abandon builds, and release the devices. Idempotent."""
+        """Wait for work in flight, abandon builds, and release the devices: each also if another cannot be. Idempotent."""
         if self.state != "closed":
             self._lifecycle.set_state("closed")
-            await together(each.close() for each in self.observers)
-            self.placements.close()
-            async with self.granules_change:  # One in progress is completed first.
-                await together(runtime.close() for device in self.devices for runtime in device.distinct())
-            await self.placements.free_cores()
+            async with AsyncExitStack() as left:  # They are called from the last one up.
+                left.push_async_callback(self.placements.free_cores)
+                left.push_async_callback(self._close_devices)
+                left.callback(self.placements.close)
+                await together(each.close() for each in self.observers)
+
+    async def _close_devices(self) -> None:
+        async with self.granules_change:  # One in progress is completed first.
+            await together(runtime.close() for device in self.devices for runtime in device.distinct())
 
     def _divided(self, device: ControlledDevice, granules: Mapping[str, Granules] = MappingProxyType({})) -> None:
         for each in self.observers:

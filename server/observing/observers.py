@@ -7,6 +7,7 @@ from partitions.plan import Granules
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.device_runtime import DeviceRuntime
+from ..control.together import together
 from .accountant import Accountant
 from .health import HealthMonitor
 from .overview import Overview
@@ -43,5 +44,4 @@ class Observers:
     async def close(self) -> None:
         self.pilot.close()
         self.overview.close()
-        await self.accountant.close()
-        await self.health.close()
+        await together((self.accountant.close(), self.health.close()))

@@ -15,7 +15,7 @@ from ..admin.lifecycle import ServerEnd
 from ..config.schema import Config, DeviceConfig
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
-from ..control.together import all_or_none
+from ..control.together import all_or_none, together
 from ..control.watcher import Watcher
 from ..host.leaving import end_now, give_up
 from ..host.signals import Terminal
@@ -94,8 +94,7 @@ async def _open_groups(
 
 
 async def _close(groups: Iterable[MpsGroup]) -> None:
-    for each in groups:
-        await each.close()
+    await together(each.close() for each in groups)
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:

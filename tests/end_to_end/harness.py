@@ -79,11 +79,13 @@ class _Server(uvicorn.Server):
         self.up = threading.Event()
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        if self.servers:
-            self.served.port = self.servers[0].sockets[0].getsockname()[1]
-        self.served.loop = asyncio.get_running_loop()
-        self.up.set()
+        try:
+            await super().startup(sockets)
+            if self.servers:
+                self.served.port = self.servers[0].sockets[0].getsockname()[1]
+            self.served.loop = asyncio.get_running_loop()
+        finally:
+            self.up.set()
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from greenlane.load.server_process import free_port
+from server.config.tenant import TenantConfig
 from server.device.model_loader import ModelLoader
+from tests.fakes import FakeDevice
 
 from . import repository
 from .gated_server import gated, late
@@ -99,3 +101,11 @@ def test_what_may_be_a_model_is_503_until_it_is_known_and_404_only_then(server: 
     assert infer(http, "identity", SMALL).status_code == 200
     answer = infer(http, "gone", SMALL)
     assert (answer.status_code, answer.json()) == (404, {"error": "Request for unknown model: 'gone' is not found"})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # uvicorn exits, as from a process.
+def test_a_start_in_one_process_that_fails_closes_the_device(tmp_path: Path) -> None:
+    device, acme = FakeDevice((1, 1)), TenantConfig(name="acme", granules=3, models=("*",))
+    with pytest.raises(AssertionError, match="the server did not start"), starting(configuration(tmp_path, acme), device):
+        pass
+    assert device.closed

@@ -16,7 +16,7 @@ from partitions.mps import COMMAND, MOST_CLIENTS, PREFIX, MpsDaemon, Trouble, fi
 
 from ...config.schema import Config, DeviceConfig
 from ...config.tables import ConfigError
-from ...control.together import all_or_none
+from ...control.together import all_or_none, together
 
 log = logging.getLogger("greenlane.processes")
 
@@ -197,8 +197,7 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
     try:
         await all_or_none(choose(name) for name in groups if named[name].mps == "auto")
     except BaseException:
-        for each in groups.values():
-            await each.close()
+        await together(each.close() for each in groups.values())
         raise
     return apart
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from partitions import PartitionError
 
-from ...control.together import all_or_none
+from ...control.together import all_or_none, together
 from ...errors import RequestError
 from ...host.backoff import Backoff
 from ...link import activity
@@ -89,7 +89,7 @@ class SupervisedDevices:
 
     async def close(self) -> None:
         """Free what processes of a device share. They have ended."""
-        await asyncio.gather(*(group.close() for group in {each.group for each in self.all if each.group} | self._kept))
+        await together(group.close() for group in {each.group for each in self.all if each.group} | self._kept)
 
     def disconnect(self) -> None:
         """Watch them no more, and close their channels."""

@@ -9,6 +9,7 @@ import pytest
 
 from partitions import DoesNotFit, Misplaced, PartitionError
 from partitions.plan import Granules
+from partitions.resctrl import CoreGroups, CoreShare
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
@@ -17,6 +18,7 @@ from server.control.device_runtime import DeviceRuntime
 from server.errors import BadRequest, Conflict, NotFound, Unavailable
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.frontend import Report
+from tests.simulation.resctrl import KernelPath, groups, lay_out
 
 UNITS = 4
 
@@ -69,6 +71,9 @@ class FakeRuntime:
 
     async def discard(self) -> None:
         self._do("discard")
+
+    async def close(self) -> None:
+        self._do("close")
 
     async def executions(self) -> list[Execution]:
         return [Execution(name, "m", "1", {"path": self._name}) for name in ("acme", "globex")]
@@ -277,3 +282,34 @@ async def test_a_tenant_whose_move_fails_stays(site: Site) -> None:
     with pytest.raises(Conflict):
         await site.controller.transfer("acme", "1")
     assert site.held == BEFORE
+
+
+class Watching:
+    """An observer whose end fails."""
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        raise RuntimeError("it cannot be closed")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.mark.parametrize("fails", ["observer", "device"])
+async def test_the_end_closes_all_devices_and_frees_cores_whatever_of_it_fails(fails: str, tmp_path: Path) -> None:
+    site = Site()
+    base, cores = lay_out(KernelPath(tmp_path), 4), CoreGroups(KernelPath(tmp_path))
+    site.controller.placements.cores = cores
+    watching: Any = Watching()
+    if fails == "observer":
+        site.controller.observers.append(watching)
+    else:
+        site.runtimes["0"].fails["close"] = PartitionError("it cannot be closed")
+    await site.start()
+    cores.hold({"acme": CoreShare((0, 1), 0.4)})
+    with pytest.raises((RuntimeError, PartitionError), match="it cannot be closed"):
+        await site.controller.close()
+    assert site.steps == ["close 0", "close 1"]
+    assert not groups(base)

@@ -155,6 +155,31 @@ async def test_a_group_is_closed_after_its_last_process_and_not_while_another_st
     assert group.events.count("kept") == 1
 
 
+class Ending(Gated):
+    """One whose end waits until that of another has failed, or fails; `asked` is set by it."""
+
+    def __init__(self, other: Gated | None = None) -> None:
+        super().__init__()
+        self._other = other
+
+    async def close(self) -> None:
+        self.asked.set()
+        if self._other is None:
+            raise OSError("it stays")
+        await self._other.asked.wait()
+        await asyncio.sleep(0)  # What waits for the other learns of it first.
+        await asyncio.sleep(0)
+        await super().close()
+
+
+async def test_the_end_waits_for_every_group_also_if_one_of_them_cannot_end() -> None:
+    stays = Ending()
+    ends = Ending(stays)
+    with pytest.raises(OSError, match="it stays"):
+        await devices(device("acme", stays, []), device("globex", ends, [])).close()
+    assert ends.events == ["closed"]
+
+
 async def test_a_closed_group_is_not_asked_for_a_process_whose_tenant_left_while_it_was_to_be_started_again() -> None:
     group, supervised = Gated(), devices()
     await supervised.begin(each := device("acme", group, []))
