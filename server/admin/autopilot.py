@@ -136,7 +136,7 @@ async def advice(
             before_fence = beside_before[name].fence if name in beside_before else None
             if about.verdict == "more" and before_fence and name in needs:
                 waited = fence.waits - before_fence.waits
-                about.bandwidth += advising.advise_paced(name, waited, needs[name].requests, fence.pcie)
+                about.bandwidth += advising.advise_paced(controller.tenants[name], waited, needs[name].requests, fence.pcie)
     return json_response(schemas.Advices(length, tenants))
 
 

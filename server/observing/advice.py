@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from ..config.bandwidth import in_words
+from ..config.tenant import TenantConfig
 from ..control.fence import FencedTenant
 from ..control.stretch import WidePartition
 from ..tenants.statistics import BOUNDS
@@ -159,13 +160,13 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> lis
     return [*found, *fence.problems]
 
 
-def advise_paced(tenant: str, waited: int, requests: int, rate: int) -> list[str]:
+def advise_paced(tenant: TenantConfig, waited: int, requests: int, rate: int) -> list[str]:
     """A sentence about a tenant that misses its target, if so many inferences waited for its share of PCIe that its p99 may be
-    theirs. The share is `rate` bytes a second.
+    theirs. The share is `rate` bytes a second; one that is "auto" grows with granules.
     """
-    if not rate or waited <= 0.01 * requests:
+    if not rate or waited <= 0.01 * requests or tenant.pcie == "auto":
         return []
-    held = f"{waited} inferences waited for {tenant}'s `pcie` of {_words(rate)} while others worked"
+    held = f"{waited} inferences waited for {tenant.name}'s `pcie` of {_words(rate)} while others worked"
     return [f"{held}: with more of that they would start sooner, on more granules they would not"]
 
 

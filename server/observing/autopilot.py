@@ -16,6 +16,8 @@ KEEPS = 0.8
 """Share of the target that a p99 should be at most after a move, so that it is not missed at once."""
 FULL = 0.7
 """Share of the time that a partition should be busy at most after it gave granules away."""
+_SOME, _MOST = 0.01, 0.5
+"""More works than the first part of the requests were held: the p99 may be theirs. More than the second: so is the load."""
 _LOAD_GROWN, _HELPED = 1.2, 0.9
 """More granules did not help if the rate of answers did not grow by the first, and the p99 did not fall below the second."""
 
@@ -155,6 +157,10 @@ class Autopilot:
             self.notes.append(f"{name} misses its target ({what}), and has the most that it may have: {view.held[name]}")
             return None
         below = view.held[name] < self.own[name]
+        if view.held_back(name) and not below:
+            held = f"{view.needs[name].held} of its works waited for its `pcie` or ran narrow for its `memory_bandwidth`"
+            self.notes.append(f"{name} misses its target ({what}), but {held}: more {self._unit}s change neither")
+            return None
         givers = [giver for giver in self.goals if giver != name and not self._bars.holds((giver, name), now)]
         found = None if self._bars.holds((None, name), now) else view.grant(name, givers, forced=False)
         if not found and below:  # Its own share is its own, whatever the others would do with it.
@@ -234,6 +240,11 @@ class _View:
         p99 = [f"p99 {time_text(need.p99)} of {time_text(self.goals[name].target or 0.0)}"] if need.p99 is not None else []
         refused = [f"{need.turned_away} refused or too late"] if need.turned_away else []
         return ", ".join([*p99, f"queue {time_text(need.queue)}", *refused])
+
+    def held_back(self, name: str) -> bool:
+        """Whether it may miss its target only because its shares of bandwidth hold its works."""
+        need = self.needs[name]
+        return need.held > (_SOME if need.busy <= FULL else _MOST) * need.requests
 
     def about(self, name: str) -> str:
         """What it needs, such as "12 % busy, p99 1.1 ms of 5 ms"."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..config.tenant import TenantConfig
+from ..control.fence import FencedTenant
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS
 
@@ -32,6 +34,8 @@ class Need:
     """Requests refused for a full queue or memory, and those whose timeout passed."""
     limited: int = 0
     """Requests refused for one of the tenant's limits, which a larger share would not help."""
+    held: int = 0
+    """Works that its shares of bandwidth made later, or slower, while others worked: no more granules help these."""
 
     @property
     def requests(self) -> int:
@@ -70,12 +74,20 @@ class Counted:
     models: Mapping[tuple[str, str], tuple[int, ...]]
     turned_away: int
     limited: int = 0
+    held: int = 0
 
 
-def counted(report: Report, at: float) -> Counted:
-    """The counters in a report that was made at this time, in seconds on any clock."""
+def counted(report: Report, at: float, held: int = 0) -> Counted:
+    """The counters in a report that was made at this time, in seconds on any clock; `held` are as in `Need`."""
     models = {(each.name, each.version): _counters(each) for each in report.served}
-    return Counted(at, models, report.lane.rejected + report.lane.expired, sum(report.lane.limited))
+    return Counted(at, models, report.lane.rejected + report.lane.expired, sum(report.lane.limited), held)
+
+
+def held(tenant: TenantConfig, fence: FencedTenant | None) -> int:
+    """How many works of a tenant this fence has held; shares that are "auto" do not count, as they grow with granules."""
+    if fence is None:
+        return 0
+    return fence.launches * (tenant.memory_bandwidth != "auto") + fence.waits * (tenant.pcie != "auto")
 
 
 def need(before: Counted, after: Counted) -> Need:
@@ -90,6 +102,7 @@ def need(before: Counted, after: Counted) -> Need:
         tuple(buckets),
         _since(before.turned_away, after.turned_away),
         _since(before.limited, after.limited),
+        _since(before.held, after.held),
     )
 
 

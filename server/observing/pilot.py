@@ -14,7 +14,7 @@ from ..control.controller import Controller
 from ..control.together import completed
 from ..errors import RequestError
 from .autopilot import Autopilot, Goal, Pace, Step
-from .need import History, Need, counted
+from .need import History, Need, counted, held
 
 log = logging.getLogger("greenlane.autopilot")
 
@@ -85,12 +85,13 @@ class Pilot:
 
     async def tick(self) -> None:
         """Measure once, and make at most one move on each device."""
-        now = self._clock()
+        now, beside = self._clock(), await self._controller.placements.states()
         for tenant, report in await self._controller.reports():
             if report.age:  # Its process does not answer.
                 self._history.forget(tenant.name)
             else:
-                self._history.add(tenant.name, counted(report, now))
+                found = beside.get(tenant.name)
+                self._history.add(tenant.name, counted(report, now, held(tenant, found.fence if found else None)))
         for device in self._controller.devices:
             await self._fly(device, now)
         self.needs = self._history.needs()

@@ -104,6 +104,30 @@ def test_an_own_share_is_given_back_to_who_needs_it_also_if_the_other_does() -> 
     assert step.reason.endswith(", which has 1 of its own 2")
 
 
+def test_granules_are_not_given_for_works_that_shares_of_bandwidth_hold() -> None:
+    held = replace(LATE, held=200)
+    late = pilot()
+    assert late.decide(0.0, 6, OWN, {"acme": held, "globex": EASY}) is None
+    assert late.notes == [
+        "acme misses its target (p99 12 ms of 5 ms, queue 6 ms), but 200 of its works waited for its `pcie` or ran narrow for "
+        "its `memory_bandwidth`: more cores change neither"
+    ]
+    assert pilot().decide(0.0, 6, OWN, {"acme": replace(held, held=100), "globex": EASY}), "no more than its p99 leaves out"
+    assert pilot().decide(0.0, 6, OWN, {"acme": replace(held, busy=0.9), "globex": EASY}), "others keep it busy"
+    assert pilot().decide(0.0, 6, OWN, {"acme": replace(held, busy=0.9, held=9000), "globex": EASY}) is None
+    step = pilot().decide(0.0, 6, {"acme": 1, "globex": 5}, {"acme": held, "globex": EASY})
+    assert step
+    assert step.counts == {"acme": 2, "globex": 4}, "its own share is its own"
+
+
+@given(st.floats(0, 1), st.integers(0, 20_000), st.integers(1, 5))
+def test_held_works_change_no_move_but_keep_granules_from_who_has_its_own_share(busy: float, held: int, has: int) -> None:
+    late, granules = replace(LATE, busy=busy), {"acme": has, "globex": 6 - has}
+    step = pilot().decide(0.0, 6, granules, {"acme": replace(late, held=held), "globex": EASY})
+    without = pilot().decide(0.0, 6, granules, {"acme": late, "globex": EASY})
+    assert step == without or (held and has >= OWN["acme"] and (step is None or step.receiver == "globex"))
+
+
 def test_nothing_goes_back_before_there_is_a_whole_window_after_a_move() -> None:
     held = {"acme": 1, "globex": 4}
     assert pilot().decide(0.0, 6, held, {}) is None

@@ -1,5 +1,6 @@
 """What is said of tenants that draw much of a device's memory bandwidth, and of those that are held to a share of it."""
 
+from server.config.tenant import TenantConfig
 from server.control.fence import FencedModel, FencedTenant
 from server.observing.advice import advise_fenced, advise_hog, advise_paced
 
@@ -60,13 +61,15 @@ def test_a_model_beside_which_others_are_slow_is_named_and_no_larger_share_helps
 
 
 def test_inferences_that_wait_for_pcie_are_said_where_they_may_be_why_a_target_is_missed() -> None:
-    (said,) = advise_paced("acme", 15, 1000, 20 * 10**9)
+    acme = TenantConfig(name="acme", granules=1, models=("*",), pcie=20 * 10**9)
+    (said,) = advise_paced(acme, 15, 1000, 20 * 10**9)
     assert said == (
         "15 inferences waited for acme's `pcie` of 20 GB/s while others worked: with more of that they would start sooner, "
         "on more granules they would not"
     )
-    assert advise_paced("acme", 9, 1000, 20 * 10**9) == [], "a p99 does not show them"
-    assert advise_paced("acme", 0, 0, 20 * 10**9) == advise_paced("acme", 1, 1, 0) == []
+    assert advise_paced(acme, 9, 1000, 20 * 10**9) == [], "a p99 does not show them"
+    assert advise_paced(acme, 0, 0, 20 * 10**9) == advise_paced(acme, 1, 1, 0) == []
+    assert advise_paced(acme.model_copy(update={"pcie": "auto"}), 15, 1000, 20 * 10**9) == [], "it grows with granules"
 
 
 def test_nothing_is_said_of_models_that_are_fast_enough_or_too_slow_anyway() -> None:

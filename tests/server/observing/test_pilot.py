@@ -10,7 +10,8 @@ import pytest
 from partitions import DoesNotFit, Move
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
-from server.control.descriptions import DeviceInfo, PartitionInfo
+from server.control.descriptions import Beside, DeviceInfo, PartitionInfo
+from server.control.fence import FencedTenant
 from server.control.moves import By, MoveLog
 from server.errors import Conflict
 from server.observing.pilot import Mode, Pilot
@@ -39,6 +40,8 @@ class FakeController:
         self.silent: set[str] = set()
         self.refuses: Exception | None = None
         self.asked: list[tuple[Mapping[str, int], By, str]] = []
+        self.placements = self
+        self.fences: dict[str, FencedTenant] = {}
         self.now = 0.0
         self.queues = {
             "acme": Queue(between(100, 400, 160, 5), 0.010),
@@ -75,6 +78,9 @@ class FakeController:
             found.append((self.tenants[name], report))
         return found
 
+    async def states(self) -> dict[str, Beside]:
+        return {name: Beside(None, fence, []) for name, fence in self.fences.items()}
+
     async def repartition(self, counts: Mapping[str, int], by: By = "operator", reason: str = "") -> Move:
         self.asked.append((counts, by, reason))
         if self.refuses:
@@ -91,6 +97,8 @@ class FakeController:
             then = self.now + self.pilot.pace.period
             for name, queue in self.queues.items():
                 queue.run(self.now, then, self.counts[name], self._chance)
+                if fence := self.fences.get(name):
+                    fence.waits = queue.counts[0]
             self.now = then
             if self.pilot.mode != "off":
                 await self.pilot.tick()
@@ -108,6 +116,18 @@ async def test_it_moves_what_is_needed_and_says_why() -> None:
     assert site.pilot.own("acme") == 2
     await site.run(1200)
     assert site.counts == {"acme": 2, "globex": 4, "other": 1}
+
+
+@pytest.mark.parametrize("pcie", [0.2, "auto"])
+async def test_a_tenant_whose_works_wait_for_its_share_of_pcie_gets_granules_only_if_it_grows_with_them(
+    pcie: float | str,
+) -> None:
+    site = FakeController()
+    site.tenants["acme"] = site.tenants["acme"].model_copy(update={"pcie": pcie})
+    site.fences["acme"] = FencedTenant(0, (), 0, 10**9, 0, [], [], [])
+    await site.run(300)
+    assert bool(site.asked) == (pcie == "auto")
+    assert pcie == "auto" or "waited for its `pcie`" in site.pilot.notes[0]
 
 
 async def test_a_dry_run_moves_nothing_and_says_the_same_thing_once(caplog: pytest.LogCaptureFixture) -> None:
