@@ -133,6 +133,15 @@ def fenced(tenant: str, fence: Mapping[str, Any] | None) -> tuple[str, ...]:
     return (*lines, *(f"{tenant}: {note}" for note in notes))
 
 
+def held(tenant: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """A line if a victim was held to its own shares of bandwidth meanwhile; arguments are as `fence` of `fenced`."""
+    counts = {key: (after or {}).get(key, 0) - (before or {}).get(key, 0) for key in ("launches", "waits")}
+    words = {"launches": "that ran on fewer granules", "waits": "that waited for PCIe"}
+    parts = [f"{count} inference{'s' * (count != 1)} {words[key]}" for key, count in counts.items() if count > 0]
+    why = f"{tenant} is slower also as its own memory_bandwidth and pcie held it while others worked"
+    return (f"{why}: {' and '.join(parts)}",) if parts else ()
+
+
 def _chosen(tenant: Surveyed, own: Sequence[Drivable], like: Attack | None) -> Drivable | None:
     """The model of `like` if the tenant has it, or else its own."""
     same = tenant.model(like.model) if like else None

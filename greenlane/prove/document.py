@@ -36,7 +36,7 @@ def document(findings: Findings) -> dict[str, Any]:
             "partitions": [_located(each) for each in findings.located],
             "tenants": [_tenant(each) for each in findings.tenants],
             "pairs": [_pair(each) | {"verdict": words[each.pair]} for each in findings.measured],
-            "unfenced": [_pair(each) | {"fenced": each.fenced, "counts": findings.memory} for each in findings.unfenced],
+            "unfenced": [_pair(each) | {"counts": findings.memory} for each in findings.unfenced],
             "lending": [_lent(each) | {"verdict": words[each.pair]} for each in findings.lending],
             "untried": [{"victim": p.victim, "aggressor": p.aggressor, "why": why} for p, why in findings.untried.items()],
         }
@@ -71,6 +71,7 @@ def _pair(each: Measured) -> dict[str, Any]:
         "client_late_p99_seconds": each.late,
         "other_programs": round(each.others, 3),
         "failures": each.failures,
+        "fenced": each.fenced,
         "attacks": [_result(result) for result in each.results],
     }
 

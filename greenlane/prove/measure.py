@@ -96,7 +96,7 @@ class Measured:
     """A pair: the victim's model and rate, and a result for each kind; `late` is by how much its client was (p99, seconds).
 
     `others` is the part of the cores' time that other programs used meanwhile. `failures` says when and how the first of the
-    victim's requests failed. `fenced` are lines that say what holds the aggressor's strains.
+    victim's requests failed. `fenced` are lines that say what holds the aggressor's strains, and what held the victim.
     """
 
     pair: Pair

@@ -76,10 +76,9 @@ def _pair(findings: Findings, measured: Measured) -> str:
 
 def _unfenced(findings: Findings, measured: Measured) -> str:
     felt = _felt(measured, strains=True, judged=findings.memory)
-    fenced = f"<ul>{each('li', measured.fenced)}</ul>" if measured.fenced else ""
     return (
         f"<section><h2>What partitions do not fence: {escape(str(measured.pair))}</h2><p>{escape(about(measured))}. "
-        f"{COUNTED if findings.memory else ONLY_SAID}</p>{felt}{fenced}</section>"
+        f"{COUNTED if findings.memory else ONLY_SAID}</p>{felt}</section>"
     )
 
 
@@ -95,7 +94,8 @@ def _felt(measured: Measured, strains: bool, judged: bool) -> str:
         cells = each("td", [*points, *growths, *(rates(result) if strains else [f"{result.busy:.0%}"])])
         why = f'<td class="why">{_chip(result.ruling.word) if judged else ""} {escape(result.ruling.why)}</td>'
         rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{cells}{why}</tr>')
-    return f"<figure>{of_pair(measured)}</figure>{table(heads, rows)}"
+    fenced = f"<ul>{each('li', measured.fenced)}</ul>" if measured.fenced else ""
+    return f"<figure>{of_pair(measured)}</figure>{table(heads, rows)}{fenced}"
 
 
 def _lent(findings: Findings, lent: Lent) -> str:

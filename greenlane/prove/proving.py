@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from time import perf_counter
+from typing import Any
 
 from greenlane.load import machine, processes
 from greenlane.load.jobs import OpenLoop
@@ -17,7 +18,7 @@ from partitions.strain import STRAINS, Strain
 
 from . import confinement
 from .access import Access, ServerEnded
-from .attacks import BATCHES, MARGIN, Attack, attack, fenced, possible, strain, strain_body, strain_of, strains
+from .attacks import BATCHES, MARGIN, Attack, attack, fenced, held, possible, strain, strain_body, strain_of, strains
 from .confinement import Located, Watch
 from .findings import Findings
 from .inputs import binary
@@ -124,7 +125,10 @@ def _prove(run: Run, end: float, found: Progress) -> None:
         places = place(pair, found.located, cores, every)
         attacks = _attacks(run.access, _tenant(found, pair.victim), _tenant(found, pair.aggressor), chosen.kinds[pair])
         victim = _victim(run.access, _tenant(found, pair.victim))
-        found.measured.append(measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report, until))
+        before = _fence(run.access, pair.victim)
+        measured = measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report, until)
+        after = held(pair.victim, before, _fence(run.access, pair.victim))
+        found.measured.append(replace(measured, fenced=after))
     began, strained = perf_counter(), list(_unfenced(run, found, able))
     for number, (pair, kinds, rounds) in enumerate(strained, 1):
         until = began + 2 * run.seconds * number / len(strained) if run.memory else 0.0
@@ -142,11 +146,18 @@ def _prove(run: Run, end: float, found: Progress) -> None:
             continue
         places = place(pair, found.located, cores, every)
         victim = _victim(run.access, _tenant(found, pair.victim))
+        before = _fence(run.access, pair.victim)
         measured = measure(pair, victim, beside, rounds, places, others, run.alive, run.report, until)
+        lines = held(pair.victim, before, _fence(run.access, pair.victim))
         if any(each.unit == "core" and each.tenant == pair.aggressor for each in found.located):
-            share = run.access.administer("GET", "/admin/partitions")["partitions"].get(pair.aggressor, {})
-            measured = replace(measured, fenced=fenced(pair.aggressor, share.get("fence")))
-        found.unfenced.append(measured)
+            lines += fenced(pair.aggressor, _fence(run.access, pair.aggressor))
+        found.unfenced.append(replace(measured, fenced=lines))
+
+
+def _fence(access: Access, tenant: str) -> Mapping[str, Any] | None:
+    """What holds this tenant to its shares of bandwidth, as the server says it."""
+    share: Mapping[str, Any] = access.administer("GET", "/admin/partitions")["partitions"].get(tenant, {})
+    return share.get("fence")
 
 
 def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple[Pair, tuple[Strain, ...], int]]:

@@ -104,6 +104,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     for measured in findings.measured:
         yield from ("", _title(measured), HEADING)
         yield from map(_line, measured.results)
+        yield from (f"  {line}" for line in measured.fenced)
         yield from _failed(measured.failures)
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
     if findings.measured:

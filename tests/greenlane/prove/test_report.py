@@ -14,7 +14,7 @@ from greenlane.load.intervals import Interval
 from greenlane.load.jobs import Ask
 from greenlane.load.rules import NO_GROWTH, Ruling, Word, rule
 from greenlane.prove import text
-from greenlane.prove.attacks import KINDS, WHAT, Attack, fenced
+from greenlane.prove.attacks import KINDS, WHAT, Attack, fenced, held
 from greenlane.prove.confinement import Located
 from greenlane.prove.document import VERSION, document
 from greenlane.prove.findings import Findings
@@ -112,6 +112,30 @@ def test_a_strain_is_reported_with_by_how_much_it_was_felt_and_what_it_moved(mem
 @pytest.mark.parametrize(("planned", "said"), [(60.0, "60 s)"), (25.0, "60 s: --seconds 25, and more for strains")])
 def test_a_run_that_took_longer_than_was_asked_for_says_why(planned: float, said: str) -> None:
     assert f"(a growth of at most 1.3 is allowed; {said}" in text.render(replace(findings(result()), planned=planned))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (None, None, ""),
+        ({"launches": 5, "waits": 7}, {"launches": 5, "waits": 7}, ""),
+        ({"launches": 5, "waits": 7}, {"launches": 0, "waits": 0}, ""),  # Of another process.
+        ({"launches": 5, "waits": 7}, {"launches": 305, "waits": 7}, "300 inferences that ran on fewer granules"),
+        (None, {"launches": 3, "waits": 1}, "3 inferences that ran on fewer granules and 1 inference that waited for PCIe"),
+    ],
+)
+def test_a_victim_that_is_held_to_its_own_shares_is_said_to_be(
+    before: dict[str, int] | None, after: dict[str, int] | None, said: str
+) -> None:
+    """Its latency grows beside any tenant that works."""
+    found = held("acme", before, after)
+    why = "acme is slower also as its own memory_bandwidth and pcie held it while others worked"
+    assert found == ((f"{why}: {said}",) if said else ())
+    measured = replace(findings(result()).measured[0], fenced=found)
+    report = replace(findings(), measured=[measured])
+    assert [f"  {line}" in text.render(report).splitlines() for line in found] == [True] * bool(said)
+    assert [f"<li>{line}</li>" in render(report) for line in found] == [True] * bool(said)
+    assert document(report)["pairs"][0]["fenced"] == list(found)
 
 
 MB, L3 = "MB:0=40, % of each L3 cache's memory bandwidth", "L3:0=f, a mask of 11 ways"
