@@ -24,8 +24,8 @@ from partitions.cpu import open_cpu
 
 from .harness import cores
 from .processes import Load, Running, configure, running, running_device, tenant
-from .repository import IDENTITY, write
-from .wire import client, index, infer, request, tensor, until
+from .repository import IDENTITY, SPIN, write
+from .wire import FOREVER, Connection, client, index, infer, lane, posted, request, spin, tensor, until
 
 COUNT = int(os.environ.get("GREENLANE_PAGED_MODELS", "20"))
 SECONDS = float(os.environ.get("GREENLANE_PAGING_SECONDS", "4"))
@@ -230,3 +230,28 @@ def test_without_paging_a_model_is_left_out_and_refused_with_the_arithmetic(root
             assert http.post(f"/v2/repository/models/{name}/unload").status_code == 200
         assert http.post(f"/v2/repository/models/{left_out}/load").status_code == 200
         assert is_right(ask(http, int(left_out[1:])), int(left_out[1:]))
+
+
+@pytest.mark.parametrize("run", [running, running_device], ids=["own process", "device process"])
+def test_a_tenant_that_goes_is_answered_by_models_that_still_have_to_make_room(
+    run: Callable[[Path], AbstractContextManager[Running]], root: Path, tmp_path: Path
+) -> None:
+    """spin takes all that there is, and m1 waits for that; spin is given up once the reload has begun."""
+    models = tmp_path / "models"
+    add_matrix(models, 1)
+    limit = size_of(models / "m1" / "1" / "model.onnx") + 1000
+    write(models, "spin", SPIN)
+    write(models, "identity", IDENTITY)
+    with serving(models, tmp_path, run, limit) as (server, http), ThreadPoolExecutor(2) as threads:
+        assert infer(http, "spin", spin(1)).status_code == 200
+        with Connection(server) as spinning, client(server, "globex") as admin, client(server, "acme") as mine:
+            spinning.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
+            until(lambda: lane(admin, "acme")["in_flight"] == 1)
+            asked = threads.submit(ask, mine, 1)
+            until(lambda: lane(admin, "acme")["in_flight"] == 2)
+            configure(tmp_path / "greenlane.toml", models, tenant("globex", "identity"), drain_timeout='"60s"')
+            reloading = threads.submit(admin.post, "/admin/reload", timeout=60)
+            until(lambda: "acme" not in admin.get("/admin/partitions").json()["partitions"])
+            spinning.close()
+            assert is_right(asked.result(), 1)
+            assert reloading.result().status_code == 200

@@ -235,10 +235,12 @@ def test_works_and_loads_share_what_there_is_and_none_waits_for_long(work: int, 
 
 
 def test_a_load_pays_for_nothing_while_neighbours_rest() -> None:
-    loading = Loading(GB)
-    loading.neighbour.processes[0][OPEN] = 0
-    assert loading.pay(100 * GB) == 0
-    assert loading.pace.wait(SECOND) == 0
+    for before in (0, GB):  # Also right after a load that has paid.
+        loading = Loading(GB, 100_000_000)
+        loading.pay(before)
+        loading.neighbour.processes[0][OPEN] = 0
+        assert sum(loading.pay(GB) for _ in range(100)) == 0
+        assert loading.pace.wait(loading.now) == 0
 
 
 class Neighbour:
