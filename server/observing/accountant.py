@@ -193,13 +193,13 @@ class Accountant:
                     if self._counted:
                         await self._guess(now, GUESSING)
                 totals = await self.collect()
+                self._history.add(totals)
+                if self._files and self._files.due(totals):
+                    self._files.begin_writing(totals)  # It may take long.
                 changed = await together(self._look(device, totals) for device in fenced)
                 if fenced and (read or any(changed) or self._said_at is None or now - self._said_at >= SAYING * NS):
                     self._said_at = now
                     await together(self._say(device) for device in fenced)
-                self._history.add(totals)
-                if self._files and self._files.due(totals):
-                    self._files.begin_writing(totals)  # It may take long.
             except Exception as error:
                 self._warn(error)
 

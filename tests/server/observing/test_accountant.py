@@ -302,6 +302,27 @@ async def test_models_that_draw_less_than_they_could_where_they_are_held_get_mor
     await accountant.close()
 
 
+async def test_the_account_goes_on_where_what_a_device_side_says_of_held_models_makes_no_sense(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site, placements = Site(), FakePlacements()
+    placements.home_ms, placements.narrow_ms = 1.0, 1e-320
+    placements.others = [FencedModel("mob/1", 10**18, 1.0, 1e-320)]
+    site.side.models, site.side.placements = FakeModels({"weights": 10**15}), placements
+    site.device.info = DeviceInfo("cuda", "", "SM", (1,) * 4, bandwidth=Bandwidth(4 * 10**9, 10**9, 10**9))
+    site.device.fences = {"acme": Fence(("globex",), placements.RATE, (0,))}
+    site.accountant.start()
+    for reading in range(1, 20):
+        site.now += 2 * NS
+        site.side.used(reading * 1000, works=10 * reading)
+        site.accountant.moved("0", Moved(90_000_000 * reading))
+        async with asyncio.timeout(20):
+            while (found := site.accountant.before(MIDNIGHT + site.now)) is None or found.at < site.now:
+                await asyncio.sleep(0)
+    assert [each for each in caplog.records if each.levelname == "ERROR"]
+    await site.accountant.close()
+
+
 async def test_where_no_tenant_is_fenced_nothing_is_said() -> None:
     site, placements = Site(), FakePlacements()
     site.side.models, site.side.placements = FakeModels({"weights": 700}), placements
