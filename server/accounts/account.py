@@ -54,10 +54,10 @@ class Account:
     def count(self, device: str, meters: Mapping[str, int], now: int, guesses: Mapping[Row, Moved] = NO_GUESSES) -> None:
         """The cores of each of these tenants have moved so many bytes of memory since they are counted.
 
-        What they moved since the last call is theirs, without what works of borrowers did. It is divided as by `move`, among
-        the works on these cores that were reported since.
+        What they moved since the last call is theirs, without what works of borrowers did, also once they hold nothing any
+        more. It is divided as by `move`, among the works on these cores that were reported since.
         """
-        if there := self._devices.get(device):
+        if meters and (there := self._devices.get(device)):
             there.count(meters, now, guesses)
 
     def traffic(self, device: str) -> Traffic | None:
@@ -127,11 +127,11 @@ class _Device:
 
     def hold(self, shares: Mapping[str, int], now: int) -> None:
         self._granted = self._granted_at(now)
+        for tenant in self._cores.keys() & shares.keys() - self._shares.keys():  # What its cores moved until now was elsewhere.
+            self._cores[tenant] = Traffic()
         self._held_at, self._shares = now, dict(shares)
         for tenant in shares:
             self._granted.setdefault(tenant, 0)
-        for tenant in self._cores.keys() - shares.keys():  # What its cores move now, it moves elsewhere.
-            self._cores[tenant] = Traffic()
 
     def add(self, added: Mapping[Row, Counts]) -> None:
         for row, (works, used, borrowed) in added.items():
@@ -197,7 +197,8 @@ class _Device:
 
     def rates(self) -> dict[Row, tuple[Moved, Moved]]:
         found: dict[Row, tuple[Moved, Moved]] = {}
-        for traffic in (*([self.traffic] if self.traffic else ()), *self._cores.values()):
+        theirs = (each for tenant, each in self._cores.items() if tenant in self._shares)
+        for traffic in (*([self.traffic] if self.traffic else ()), *theirs):
             for row, (moved, estimated) in traffic.rates.items():
                 before = found.get(row, (NOTHING, NOTHING))
                 found[row] = before[0].plus(moved), before[1].plus(estimated)

@@ -105,6 +105,7 @@ class Accountant:
 
     async def write(self) -> None:
         """Ask once more, and write what was used up to now to the file, if there is one. Takes seconds at most."""
+        await self._count_cores()
         totals = await self.collect()
         if self._files:
             with suppress(TimeoutError):
@@ -112,10 +113,17 @@ class Accountant:
                     await self._files.write(totals)
 
     async def settle(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
-        """Ask a device side once more that is about to lose a tenant."""
-        report = await runtime.usage()
+        """Ask a device side once more that is about to lose a tenant, and what its cores have moved. Raises nothing."""
+        try:
+            report = await runtime.usage()
+            counted = await self._count() if self._count else {}
+        except Exception as error:
+            self._warn(error)
+            return
         if isinstance(report, Report):
             self._account.report(id(runtime), device.name, report)
+            moved = {each.tenant: counted[each.tenant] for each in report.tenants if each.tenant in counted}
+            self._account.count(device.name, moved, self._clock(), self._guesses.get(device.name, NO_GUESSES))
 
     def moved(self, device: str, meter: Moved) -> None:
         """A device has moved so much since its meter began."""
@@ -142,7 +150,7 @@ class Accountant:
             self._account.measure(name, meter, now)
         for name, (bytes_, at) in moved.items():
             self._account.move(name, bytes_, at, self._guesses.get(name, NO_GUESSES))
-        for device in opened if counted else ():
+        for device in opened:
             self._account.count(device.name, device.own(counted), now, self._guesses.get(device.name, NO_GUESSES))
         totals = self.totals()
         for name, each in totals.devices.items():
@@ -188,8 +196,8 @@ class Accountant:
                         self._forget(device)
                 if (read := bool(self._moved)) or fenced:
                     await self._guess(now, SAYING if fenced else GUESSING)
-                if self._count and (self._counted_at is None or now - self._counted_at >= SAYING * NS):
-                    self._counted_at, self._counted = now, await self._count()
+                if self._counted_at is None or now - self._counted_at >= SAYING * NS:
+                    await self._count_cores()
                     if self._counted:
                         await self._guess(now, GUESSING)
                 totals = await self.collect()
@@ -202,6 +210,10 @@ class Accountant:
                     await together(self._say(device) for device in fenced)
             except Exception as error:
                 self._warn(error)
+
+    async def _count_cores(self) -> None:
+        if self._count:
+            self._counted_at, self._counted = self._clock(), await self._count()
 
     def _forget(self, device: ControlledDevice) -> None:
         """No tenant is fenced there: what was seen of held models is not so any more once one is."""

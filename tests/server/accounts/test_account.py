@@ -323,6 +323,17 @@ def test_what_a_tenants_cores_moved_on_another_device_is_not_counted_again_when_
     assert acme.moved == Moved(4 * 10**9)
 
 
+def test_a_device_of_which_no_cores_are_counted_says_as_little_as_before() -> None:
+    account = Account()
+    account.hold("0", "SM", 1, {"acme": 1}, 0)
+    account.count("0", {}, 2 * NS)
+    assert account.totals(4 * NS, 0).devices["0"].moved is None
+    account.move("0", Moved(), 4 * NS)
+    account.count("0", {}, 5 * NS)
+    account.move("0", Moved(7), 6 * NS)
+    assert account.totals(6 * NS, 0).devices["0"].moved_in == 2 * NS
+
+
 def test_idle_power_is_unknown_until_nothing_runs() -> None:
     idle = IdlePower()
     assert idle.part(100, NS, True) == 0

@@ -45,11 +45,11 @@ class FakeSide:
 class Site:
     """A device of four cores, two of them acme's, and a clock that stands still."""
 
-    def __init__(self, files: UsageFiles | None = None) -> None:
+    def __init__(self, files: UsageFiles | None = None, count: Any = None) -> None:
         self.now = 0
         self.side: Any = FakeSide()
         self.device = ControlledDevice("0", {"acme": self.side}, info=DeviceInfo("cpu", "", "core", (1,) * 4))
-        self.accountant = Accountant([self.device], files, lambda: self.now, lambda: MIDNIGHT + self.now)
+        self.accountant = Accountant([self.device], files, lambda: self.now, lambda: MIDNIGHT + self.now, count=count)
         self.hold(2)
 
     def hold(self, count: int) -> None:
@@ -95,6 +95,73 @@ async def test_a_meter_that_several_processes_see_is_counted_once() -> None:
             side.used(joules, energy=joules * 10**6)
         totals = await site.accountant.collect()
     assert totals.devices["0"].energy == 2 * 10**6
+
+
+class Cores(Site):
+    """The same, where the kernel counts what acme's cores move: each work a thousand bytes."""
+
+    def __init__(self, files: UsageFiles | None = None) -> None:
+        super().__init__(files, self._count)
+        self.works = 0
+        self.side.models = NoModels()
+
+    def work(self) -> None:
+        self.now += NS
+        self.works += 1
+        self.side.used(500 * self.works, works=self.works)
+
+    async def _count(self) -> dict[str, int]:
+        return {"acme": 1000 * self.works}
+
+    @property
+    def moved(self) -> Any:
+        return self.accountant.totals().devices["0"].tenants["acme"].moved
+
+
+async def counted(site: Cores) -> None:
+    """Begin, and wait for the first count."""
+    site.accountant.start()
+    async with asyncio.timeout(20):
+        while site.moved is None:
+            await asyncio.sleep(0)
+
+
+async def test_what_cores_moved_since_they_were_counted_last_is_counted_at_the_end(tmp_path: Path) -> None:
+    site = Cores(UsageFiles(tmp_path))
+    await counted(site)
+    site.work()
+    await site.accountant.close()
+    assert site.moved == Moved(1000)
+    (found,) = parsed(tmp_path).values()
+    assert sum(int(row["memory_bytes"] or 0) for row in found) == 1000
+
+
+async def test_what_cores_moved_since_they_were_counted_last_is_counted_when_their_tenant_leaves() -> None:
+    site = Cores()
+    await counted(site)
+    site.work()
+    site.device.remove("acme")
+    site.accountant.follow(site.device)
+    site.work()
+    await site.accountant.collect()
+    assert site.moved == Moved(), "not yet"
+    await site.accountant.settle(site.device, site.side)
+    assert site.moved == Moved(2000)
+    assert site.accountant.rates("0") == {}, "it has gone"
+    site.device.runtimes["acme"] = site.side
+    site.works += 5  # Elsewhere.
+    site.hold(2)
+    await site.accountant.write()
+    site.work()
+    await site.accountant.close()
+    assert site.moved == Moved(3000)
+
+
+async def test_a_tenant_can_leave_a_device_side_that_cannot_say_what_was_used(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    site.side.report = RuntimeError("it broke")
+    await site.accountant.settle(site.device, site.side)
+    assert "it broke" in caplog.text
 
 
 class FakeModels:
