@@ -64,7 +64,11 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     parser.add_argument("--once", action="store_true", help="show one interval and end")
     parser.add_argument("--json", action="store_true", help="objects in place of tables")
     parser.add_argument("--no-models", action="store_true", help="tenants only")
-    found = parser.parse_args(arguments)
+    found, unknown = parser.parse_known_args(arguments)
+    if any(word.partition("=")[0] == "--url" for word in unknown):
+        parser.error(f"unexpected --url; the server is a word by itself: {program} URL")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     key = os.environ.get(KEY) or None
     return Options(found.url, key, found.interval, found.once, found.json, not found.no_models)
 

@@ -353,6 +353,25 @@ def test_a_wrong_command_line_has_status_2(words: list[str]) -> None:
     assert raised.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "gpu7"], "unexpected --url; the server is a word by itself: greenlane top URL\n"),
+        (["--once", "--url=http://admin:hidden@gpu7"], "unexpected --url; the server is a word by itself: greenlane top URL\n"),
+        (["--url", "http://admin:hidden@gpu7"], "an address with a name or a password; give the address alone, and the"),
+        (["gpu7", "gpu8", "--ones"], "unrecognized arguments: gpu8 --ones\n"),
+    ],
+)
+def test_words_that_it_does_not_know_are_said_and_how_a_server_is_given(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(words, "greenlane top")
+    found = capsys.readouterr().err
+    assert said in found
+    assert "hidden" not in found
+
+
 class Terminal:
     """A terminal of 80 columns in which the command runs."""
 
