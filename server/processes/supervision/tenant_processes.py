@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -327,13 +327,16 @@ class TenantProcesses:
         await self._end(name, sides.frontend, sides.runtime if self._homes.has(sides.runtime) else None)
 
     async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
-        """End a tenant's processes, have its device process free it if there is one, and free its memory."""
-        await self._http.end(name)
-        self._homes.devices.close_page(name)
-        if runtime:
-            await runtime.handover.release(name)
-            await self._homes.leave(runtime)
-        frontend.close()
+        """End a tenant's processes, have its device process free it if there is one, and free its memory: all of it, whatever
+        fails, as others get its granules.
+        """
+        async with AsyncExitStack() as left:  # They are called from the last one up.
+            left.callback(frontend.close)
+            if runtime:
+                left.push_async_callback(self._homes.leave, runtime)
+                left.push_async_callback(runtime.handover.release, name)
+            left.callback(self._homes.devices.close_page, name)
+            await self._http.end(name)
 
     async def _start_hosted(self, name: str, coming: _Coming) -> Arrival:
         """Start the process that has the tenant's device side."""
