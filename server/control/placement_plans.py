@@ -251,12 +251,15 @@ class PlacementPlans:
 
 
 def _log_notes(before: Mapping[str, Fence], now: Mapping[str, Fence]) -> None:
+    """Log what is new; a share that holds nothing back while others work is a warning, as it was asked for."""
     for name, fence in now.items():
         if name not in before or (before[name].notes, before[name].cores) != (fence.notes, fence.cores):
             if fence.cores:
                 fence_log.info("tenant %s is held to its memory_bandwidth at any time: %s", name, fence.cores)
+            held = {"memory_bandwidth": fence.memory or fence.cores, "pcie": fence.pcie}
             for note in fence.notes:
-                fence_log.info("tenant %s: %s", name, note)
+                nothing = fence.neighbours and any(key in note and not how for key, how in held.items())
+                fence_log.log(logging.WARNING if nothing else logging.INFO, "tenant %s: %s", name, note)
 
 
 def _log_ready(tenant: str, state: ReadyShare) -> None:

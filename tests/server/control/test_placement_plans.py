@@ -185,6 +185,22 @@ async def test_cores_are_held_from_the_first_plan_follow_moves_and_are_free_at_t
     assert cpus(base) == set(range(8))
 
 
+async def test_of_two_shares_a_warning_is_only_about_the_one_that_holds_nothing(
+    root: KernelPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    lay_out(root, 8)
+    caplog.set_level(logging.INFO)
+    _, plans, runtime = on_cores(root)
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.05, "pcie": 0.1}), "globex": GLOBEX})
+    plans.begin(loaded)
+    await plans.carried_out()
+    pcie, held = runtime.fenced[-1]["acme"].notes
+    assert pcie == "its pcie holds nothing back: only a GPU's is held, and it has cores"
+    assert held == "its memory_bandwidth is 0.05, and this processor holds cores to 10 % at least"
+    said = {text: level for name, level, text in caplog.record_tuples if name == "greenlane.fence"}
+    assert (said[f"tenant acme: {pcie}"], said[f"tenant acme: {held}"]) == (logging.WARNING, logging.INFO)
+
+
 async def test_a_tenant_that_is_not_fenced_any_more_has_no_group(root: KernelPath) -> None:
     base = lay_out(root, 8)
     _, plans, _ = on_cores(root)
@@ -196,13 +212,16 @@ async def test_a_tenant_that_is_not_fenced_any_more_has_no_group(root: KernelPat
     assert not groups(base)
 
 
-async def test_who_is_alone_on_a_device_of_cores_is_not_held(root: KernelPath) -> None:
+async def test_who_is_alone_on_a_device_of_cores_is_not_held(root: KernelPath, caplog: pytest.LogCaptureFixture) -> None:
     base = lay_out(root, 8)
+    caplog.set_level(logging.INFO)
     _, plans, runtime = on_cores(root, ("acme",))
     plans.begin(loaded)
     await plans.carried_out()
     assert not groups(base)
-    assert runtime.fenced[-1]["acme"].notes == ("no other tenant is on its device, so nothing holds it",)
+    (note,) = runtime.fenced[-1]["acme"].notes
+    assert note == "no other tenant is on its device, so nothing holds it"
+    assert ("greenlane.fence", logging.INFO, f"tenant acme: {note}") in caplog.record_tuples
 
 
 async def test_why_cores_are_not_held_is_said_and_logged(root: KernelPath, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +233,7 @@ async def test_why_cores_are_not_held_is_said_and_logged(root: KernelPath, caplo
     assert note.startswith(
         "unfenced: its memory_bandwidth holds nothing back, as this processor, kernel or virtual machine has"
     )
-    assert f"tenant acme: {note}" in caplog.text
+    assert ("greenlane.fence", logging.WARNING, f"tenant acme: {note}") in caplog.record_tuples
     fence = (await plans.states())["acme"].fence
     assert fence
     assert fence.moved is None

@@ -527,15 +527,15 @@ async def test_a_load_that_waits_for_pcie_hurries_once_nothing_is_to_be_held(sit
 
 
 @pytest.mark.parametrize(
-    ("moves", "keys", "note"),
+    ("moves", "keys", "note", "level"),
     [
-        (None, {}, "its memory_bandwidth holds nothing back: what this device moves is not known"),
-        (MOVES, {"granules": 1}, "it has one granule, which cannot be narrowed"),
-        (MOVES, {"memory_bandwidth": 1.0}, "it needs no narrower placement"),
+        (None, {}, "its memory_bandwidth holds nothing back: what this device moves is not known", "WARNING"),
+        (MOVES, {"granules": 1}, "it has one granule, which cannot be narrowed", "WARNING"),
+        (MOVES, {"memory_bandwidth": 1.0}, "it needs no narrower placement", "INFO"),
     ],
 )
-async def test_what_needs_none_or_can_have_none_is_said(
-    root: Path, moves: Bandwidth | None, keys: dict[str, object], note: str, caplog: pytest.LogCaptureFixture
+async def test_what_needs_none_or_can_have_none_is_said_and_a_share_that_holds_nothing_is_a_warning(
+    root: Path, moves: Bandwidth | None, keys: dict[str, object], note: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     acme = ACME.model_copy(update={"memory_bandwidth": 0.1, **keys})
@@ -545,7 +545,8 @@ async def test_what_needs_none_or_can_have_none_is_said(
         state = await fence(site)
         assert state.granules == ()
         assert [each for each in state.notes if note in each]
-        assert f"tenant acme: {note}" in caplog.text
+        said = [each.levelname for each in caplog.records if each.getMessage().startswith(f"tenant acme: {note}")]
+        assert said == [level]
         await site.infer("acme")
 
 
