@@ -146,13 +146,14 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> lis
         if each.slows:
             found.append(
                 f"{each.model} runs on granules {list(fence.granules)} while others work: beside it on all of {tenant}'s share "
-                f"their inferences take at least {each.slows:.2g} times as long. Any `memory_bandwidth` below 1 holds it so"
+                f"their inferences take at least {each.slows:.2g} times as long. Any `memory_bandwidth` below 1 holds it so if "
+                f"{tenant}'s granules can draw more"
             )
         if target is not None and each.narrow_ms > target * 1e3 >= each.home_ms:
             held = f"{each.model} takes {each.narrow_ms:.3g} ms where {tenant}'s `memory_bandwidth` holds it"
             rate = 0.0 if each.anyway else each.moved / target
             need = f"takes at least {_words(rate)}" if rate > fence.memory_bandwidth else "takes a larger one"
-            need = "takes none" if each.slows else need
+            need = "takes none, or one that does not hold it so" if each.slows else need
             found.append(
                 f"{held}, and {each.home_ms:.3g} ms on all of its share: its target_p99 of {target * 1e3:.3g} ms while others "
                 f"work {need}"

@@ -50,13 +50,13 @@ def test_no_model_is_said_to_take_less_than_its_tenant_has_or_more_than_there_is
     assert advise_fenced("acme", fenced(tried), 0.005)[0].endswith("while others work takes a larger one")
 
 
-def test_a_model_beside_which_others_are_slow_is_named_and_no_larger_share_helps_it() -> None:
+def test_a_model_beside_which_others_are_slow_is_named_and_only_a_share_that_holds_nothing_helps_it() -> None:
     slowing = FencedModel("mob/1", 4 * 10**9, 1.5, 4.25, slows=2.96)
     assert advise_fenced("acme", fenced(slowing), 0.002) == [
         "mob/1 runs on granules [0] while others work: beside it on all of acme's share their inferences take at least 3 times "
-        "as long. Any `memory_bandwidth` below 1 holds it so",
+        "as long. Any `memory_bandwidth` below 1 holds it so if acme's granules can draw more",
         "mob/1 takes 4.25 ms where acme's `memory_bandwidth` holds it, and 1.5 ms on all of its share: its target_p99 of 2 ms "
-        "while others work takes none",
+        "while others work takes none, or one that does not hold it so",
     ]
 
 
