@@ -285,7 +285,8 @@ class Traffic:
         any_ran = any(works for works, _ in ran.values())  # Otherwise nothing is divided.
         for path, (fit, moved) in enumerate(zip(self.fits, added, strict=True)):
             works = {row: Ran(*each, guesses[row][path] if row in guesses else 0) for row, each in ran.items()}
-            fit.add(moved, seconds, works)
+            if moved or path or not any_ran:  # Works move some memory: otherwise the meter stands still.
+                fit.add(moved, seconds, works)
             for row, part in divide(moved, _weights(fit.shares(moved, seconds, works))).items():
                 theirs, estimated = parts.setdefault(row, ([0, 0, 0], [0, 0, 0]))
                 theirs[path] = part

@@ -236,3 +236,15 @@ def test_a_guess_counts_only_as_far_as_the_meter_is_not_certain(windows: int) ->
     assert 10**6 <= traffic.memory_of(row, 10**10) < 2 * 10**6
     assert 0.5 * 10**6 < traffic.memory_of(row, 1) <= 10**6
     assert traffic.memory_of(("acme", "new/1"), 800) == 800, "nothing is known of it"
+
+
+def test_a_meter_that_stands_still_says_nothing_of_works_that_ran() -> None:
+    """They move something, and would be held to nothing if they were known to move nothing."""
+    traffic, row, meter = Traffic(), ("acme", "table/1"), 0
+    for window in range(300):
+        traffic.ran(row, works := 50 + window % 3 * 100, works)
+        meter += works * 10**6 if 50 < window < 150 else 0
+        traffic.read(Moved(meter, 0, 0), window * NS)
+        if window == 50:
+            assert traffic.memory_of(row, 800) == 800
+    assert traffic.memory_of(row, 800) == pytest.approx(10**6, rel=0.05)
