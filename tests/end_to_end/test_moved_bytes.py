@@ -17,9 +17,10 @@ from partitions.resctrl import CoreGroups
 from server.config.tenant import TenantConfig
 from tests.simulation.resctrl import KernelPath, groups, lay_out, meters
 
-from .harness import Served, configuration, serving
+from .harness import Served, configuration, cores, serving
+from .processes import Running, configure, running_script, tenant
 from .virtual import VirtualDevice
-from .wire import SMALL, infer, until
+from .wire import FOREVER, SMALL, Connection, infer, lane, posted, spin, until
 
 WORKS = 20
 GB = 10**9
@@ -174,3 +175,57 @@ def test_what_the_kernel_counts_of_cores_is_their_tenants(standard: Path, tmp_pa
 async def replanned(served: Served) -> None:
     served.controller.placements.remake()
     await served.controller.placements.carried_out()
+
+
+ON_CORES = """
+import asyncio, sys
+from pathlib import Path
+from partitions.cpu import open_cpu
+from partitions.resctrl import CoreGroups
+from server.config.file import load
+from server.control import placement_plans
+from server.host import logs
+from server.processes.serve import serve
+from server.processes.supervision.listen import listen
+from tests.simulation.resctrl import KernelPath
+
+def opener(config):
+    return open_cpu()
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    config = load(path)
+    logs.configure(config.server.log_format, config.server.log_level)
+    placement_plans.CoreGroups = lambda: CoreGroups(KernelPath(sys.argv[2]))
+    listening = listen(config.server.host, config.server.port, {})
+    asyncio.run(serve(config, opener, *listening, hosted=config.named_devices, read=lambda: load(path)))
+"""
+"""A server of processes on cores that the kernel of this folder counts."""
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+def test_what_cores_move_while_their_tenant_goes_is_its_own(standard: Path, tmp_path: Path) -> None:
+    base = lay_out(KernelPath(tmp_path / "root"), max(cores()) + 1)
+    stays, goes = tenant("acme", "identity"), tenant("globex", "spin")
+    config = configure(tmp_path / "c.toml", standard, stays + goes, drain_timeout='"100s"', default_tenant='"globex"')
+    with (
+        running_script(tmp_path, ON_CORES, config, tmp_path / "root", kind=Running) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(1) as threads,
+    ):
+
+        def moved(tenant: str) -> Any:
+            found = next(each for each in http.get("/admin/usage").json()["tenants"] if each["tenant"] == tenant)
+            return found["moved"] and found["moved"]["memory"]
+
+        until(lambda: moved("globex") == 0)
+        with Connection(server) as connection:
+            connection.send(posted("spin", spin(FOREVER)))
+            until(lambda: lane(http, "globex")["in_flight"] == 1)
+            configure(tmp_path / "c.toml", standard, stays, drain_timeout='"100s"', default_tenant='"acme"')
+            reload = threads.submit(httpx.post, f"{server.url}/admin/reload", timeout=60)
+            until(lambda: "globex" not in http.get("/admin/partitions").text)
+            counts(base, "globex", 5 * GB)
+        assert reload.result().status_code == 200
+        assert moved("globex") == 5 * GB
+        until(lambda: [each.name.split("-")[1] for each in meters(base)] == ["acme"])
