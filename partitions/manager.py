@@ -1,6 +1,7 @@
 """Keeps account of which holder has which granules, and makes and retires partitions when a plan changes."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -84,9 +85,10 @@ class PartitionManager:
             self._partitions.pop(name, None)
 
     def discard(self, carved: Mapping[str, Partition]) -> None:
-        """Close partitions that were carved and will not be used."""
-        for partition in carved.values():
-            partition.close()
+        """Close partitions that were carved and will not be used, each also if another cannot be. Raises what one raised."""
+        with ExitStack() as left:
+            for partition in reversed([*carved.values()]):
+                left.callback(partition.close)
 
     def close(self) -> None:
         """Close every partition; none may have work in flight. The device stays open."""

@@ -1,9 +1,11 @@
+from typing import cast
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from partitions import DoesNotFit, Move, Partition, PartitionError, PartitionManager
-from tests.fakes import FakeDevice, FakePartition
+from tests.fakes import FakeDevice, FakePartition, FakeWork
 
 TOTAL = 6
 Carved = tuple[Move, dict[str, Partition]]
@@ -150,6 +152,17 @@ def test_closing_the_manager_closes_every_partition_and_not_the_device() -> None
     assert not device.open
     assert not device.closed
     assert manager.held == {}
+
+
+def test_a_partition_that_cannot_be_closed_keeps_no_other_open() -> None:
+    device = FakeDevice()
+    manager = PartitionManager(device)
+    _held(manager, {"acme": 1, "globex": 2, "initech": 1})
+    busy, work = device.open[1], cast(FakeWork, object())
+    busy.stream.works.append(work)
+    with pytest.raises(RuntimeError, match="closed with work in flight"):
+        manager.close()
+    assert device.open == [busy]
 
 
 def test_a_count_below_one_is_refused() -> None:
