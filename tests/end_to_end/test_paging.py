@@ -234,15 +234,18 @@ def test_without_paging_a_model_is_left_out_and_refused_with_the_arithmetic(root
 
 @pytest.mark.parametrize("run", [running, running_device], ids=["own process", "device process"])
 def test_a_tenant_that_goes_is_answered_by_models_that_still_have_to_make_room(
-    run: Callable[[Path], AbstractContextManager[Running]], root: Path, tmp_path: Path
+    run: Callable[[Path], AbstractContextManager[Running]], tmp_path: Path
 ) -> None:
-    """spin takes all that there is, and m1 waits for that; spin is given up once the reload has begun."""
+    """There is room for spin or m1, and m1 waits; spin is given up once the reload has begun."""
     models = tmp_path / "models"
     add_matrix(models, 1)
-    limit = size_of(models / "m1" / "1" / "model.onnx") + 1000
     write(models, "spin", SPIN)
     write(models, "identity", IDENTITY)
-    with serving(models, tmp_path, run, limit) as (server, http), ThreadPoolExecutor(2) as threads:
+    for name in ("m1", "spin"):
+        model = onnx.load(path := models / name / "1" / "model.onnx")
+        model.doc_string = "large" * 10**6
+        onnx.save(model, path)
+    with serving(models, tmp_path, run, 20 * 10**6) as (server, http), ThreadPoolExecutor(2) as threads:
         assert infer(http, "spin", spin(1)).status_code == 200
         with Connection(server) as spinning, client(server, "globex") as admin, client(server, "acme") as mine:
             spinning.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
