@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,7 +48,11 @@ class OverBudget(Unavailable):
 
 
 class NoRoomYet(OverBudget):
-    """It may fit once another model of the tenant can be paged out: one that has requests now, or is being loaded."""
+    """It may fit once another model of the tenant has no requests, and can be paged out."""
+
+
+class BeingLoaded(OverBudget):
+    """The same once another one has been loaded."""
 
 
 class Reservation:
@@ -66,9 +70,11 @@ class Reservation:
 class Pages:
     """One tenant's reservations, the models that must stay although nothing uses them yet, and what was counted.
 
-    `since` is when each model came, on the clock of `time.monotonic_ns`: one that has just come counts as just used.
+    `since` is when each model came, on the clock of `time.monotonic_ns`: one that has just come counts as just used. `turn` is
+    held by what waits for room, so that nothing that came later takes it. Taken before `TenantLocks.paging`.
     """
 
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     reservations: list[Reservation] = field(default_factory=list)
     kept: Counter[str] = field(default_factory=Counter)
     since: dict[ModelKey, int] = field(default_factory=dict)
@@ -166,14 +172,28 @@ class Pager:
         `least`: it takes more than that, unknown how much. Raises OverBudget, after `PATIENCE` if there may be room soon.
         Without a budget nothing is reserved.
         """
-        until = time.monotonic() + PATIENCE
+        await self._in_turn(tenant, partial(self._reserve, tenant, reservation, memory, least))
+
+    async def _in_turn(self, tenant: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Attempt what needs room, with the tenant's lock, until there is some. Raises OverBudget after `PATIENCE`."""
+        if tenant not in self._pages:
+            raise Unavailable("its tenant has left this device")
+        turn, lock, loaded = self._pages[tenant].turn, self.locks[tenant], time.monotonic() + PATIENCE
         while True:
-            async with self.locks[tenant]:
-                try:
-                    return await self._reserve(tenant, reservation, memory, least)
-                except NoRoomYet:
-                    if time.monotonic() >= until:
-                        raise
+            async with turn:
+                until = time.monotonic() + PATIENCE
+                while True:
+                    try:
+                        async with lock:
+                            return await attempt()
+                    except BeingLoaded:  # The load needs its turn.
+                        if time.monotonic() >= loaded:
+                            raise
+                        break
+                    except NoRoomYet:
+                        if time.monotonic() >= until:
+                            raise
+                    await asyncio.sleep(RETRY)
             await asyncio.sleep(RETRY)
 
     def came(self, tenant: str, models: Iterable[ModelKey]) -> None:
@@ -221,7 +241,7 @@ class Pager:
         """Page a model in, and complete the future. Errors are for the requests that wait."""
         error: Exception | None = None
         try:
-            await self._page_in(tenant, model)
+            await self._in_turn(tenant, partial(self._page_in, tenant, model))
         except Exception as problem:
             if not isinstance(problem, RequestError | EngineError | PartitionError):
                 log.exception("unexpected error while paging in %s of %s", model, tenant)
@@ -235,51 +255,36 @@ class Pager:
         future.set_exception(error) if error else future.set_result(None)
 
     async def _page_in(self, tenant: str, model: ModelKey) -> None:
-        """Raises Unavailable, OverBudget, EngineError. Waits `PATIENCE` for room, without the lock."""
-        until = time.monotonic() + PATIENCE
-        while not await self._try_to_page_in(tenant, model, until):
-            await asyncio.sleep(RETRY)
-
-    async def _try_to_page_in(self, tenant: str, model: ModelKey, until: float) -> bool:
-        """As `_page_in`; False if it has to wait for room, which it does not after `until`."""
+        """With the tenant's lock. Raises Unavailable, OverBudget, EngineError."""
         began = time.monotonic()
-        if tenant not in self.locks:
-            raise Unavailable("its tenant has left this device")
-        async with self.locks[tenant]:
-            if self._lifecycle.state in ("closed", "lost") or tenant not in self._workers:
-                raise Unavailable("the server is stopping")
-            worker = self._workers[tenant]
-            stand_in = worker.executors.get(model)
-            if stand_in is None:
-                raise Unavailable("it was unloaded or replaced")
-            if not isinstance(stand_in, PagedExecutor):  # It came back meanwhile.
-                return True
-            with self.reserving(tenant, label(model)) as reservation:
+        if self._lifecycle.state in ("closed", "lost") or tenant not in self._workers:
+            raise Unavailable("the server is stopping")
+        worker = self._workers[tenant]
+        stand_in = worker.executors.get(model)
+        if stand_in is None:
+            raise Unavailable("it was unloaded or replaced")
+        if not isinstance(stand_in, PagedExecutor):  # It came back meanwhile.
+            return
+        with self.reserving(tenant, label(model)) as reservation:
+            await self._reserve(tenant, reservation, stand_in.taken)
+            with self._loading(tenant, model.partition("/")[0]):
+                executor = await self._bind(stand_in.source, worker)
                 try:
+                    stand_in.taken = taken_more([executor], shared_in(worker))
                     await self._reserve(tenant, reservation, stand_in.taken)
-                    with self._loading(tenant, model.partition("/")[0]):
-                        executor = await self._bind(stand_in.source, worker)
-                        try:
-                            stand_in.taken = taken_more([executor], shared_in(worker))
-                            await self._reserve(tenant, reservation, stand_in.taken)
-                        except BaseException:
-                            await self._close(executor, held=True)
-                            raise
-                        self._put(tenant, model, executor, stand_in)
-                        self._model_loader.let_go([executor.engine])
-                        reservation.end()
-                except NoRoomYet:
-                    if time.monotonic() >= until:
-                        raise
-                    return False
-            self._placements.of(tenant).follow()
-            pages = self._pages[tenant]
-            pages.since[model] = time.monotonic_ns()
-            pages.ins += 1
-            pages.in_seconds += time.monotonic() - began
-            took = (time.monotonic() - began) * 1000
-            log.info("paged in for %s: %s, in %.0f ms", tenant, label(model), took, extra={"caller": tenant})
-        return True
+                except BaseException:
+                    await self._close(executor, held=True)
+                    raise
+                self._put(tenant, model, executor, stand_in)
+                self._model_loader.let_go([executor.engine])
+                reservation.end()
+        self._placements.of(tenant).follow()
+        pages = self._pages[tenant]
+        pages.since[model] = time.monotonic_ns()
+        pages.ins += 1
+        pages.in_seconds += time.monotonic() - began
+        took = (time.monotonic() - began) * 1000
+        log.info("paged in for %s: %s, in %.0f ms", tenant, label(model), took, extra={"caller": tenant})
 
     def _put(self, tenant: str, model: ModelKey, executor: Executor, stand_in: PagedExecutor) -> None:
         """Run the model's tickets by this executor from now on."""
@@ -302,7 +307,7 @@ class Pager:
     async def _make_room(self, tenant: str, needed: Claim) -> None:
         """Have models not ready for a move, then page out models, until this one fits.
 
-        Raises OverBudget; NoRoomYet if others that have requests would do, or what a load has reserved.
+        Raises OverBudget; NoRoomYet if others that have requests would do, BeingLoaded if what a load has reserved would.
         """
         config, busy = self._tenants[tenant], set[ModelKey]()
         while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
@@ -312,7 +317,7 @@ class Pager:
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
                 reserved = sum(each.claim.nbytes for each in self._pages[tenant].reservations) if config.paging else 0
                 fits = over <= sum(residents.values()) + reserved
-                raise (NoRoomYet if fits else OverBudget)(refusal(config, claims, needed))
+                raise (BeingLoaded if fits else OverBudget)(refusal(config, claims, needed))
             sources = {model: self.source(tenant, model) for model in residents}  # One may be unloaded meanwhile.
             used = await self._last_uses(tenant, residents)
             idle = [Resident(model, nbytes, used[model]) for model, nbytes in residents.items() if model not in busy]

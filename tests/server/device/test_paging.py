@@ -1,6 +1,7 @@
 """Budgets and paging over fakes: what is refused, what goes and comes back, and faults at every step of that."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator
@@ -271,6 +272,27 @@ async def test_a_model_that_waits_for_room_holds_up_no_end(tmp_path: Path, chang
                 del site.frontends["acme"]
             await site.controller.close()
         assert site.script.reached["bind"] == bound
+
+
+async def test_a_small_model_does_not_take_the_room_that_a_large_one_waits_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with budgeted(tmp_path, limit=20) as site:
+        await asyncio.gather(site.infer("acme", "a"), site.infer("acme", "c"))
+        stand_in = site.runtime.workers["acme"].executors[site.tenant("acme").catalog.find("b").key]
+        assert isinstance(stand_in, pager.PagedExecutor)
+        stand_in.taken = {"weights": 20}
+        caplog.set_level(logging.INFO)
+        async with waiting_for_room(site) as waiting:
+            caplog.clear()
+            other = asyncio.ensure_future(site.infer("acme", "d"))
+            while site.frontends["acme"].link.completions.deferred() < 2:
+                await asyncio.sleep(0)
+            for _ in range(100):  # In which it could be paged in.
+                await asyncio.to_thread(int)
+        await asyncio.gather(waiting, other)
+        said = [message.partition(",")[0] for message in caplog.messages if "paged in" in message]
+        assert said == ["paged in for acme: b 1", "paged in for acme: d 1"]
 
 
 async def test_a_model_that_takes_more_than_before_is_bound_again_once_there_is_room_for_that(tmp_path: Path) -> None:
