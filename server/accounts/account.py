@@ -60,6 +60,11 @@ class Account:
         if meters and (there := self._devices.get(device)):
             there.count(meters, now, guesses)
 
+    def forget(self, device: str, row: Row) -> None:
+        """A tenant's model on a device is another one from now on, with the same name."""
+        if there := self._devices.get(device):
+            there.forget(row)
+
     def traffic(self, device: str) -> Traffic | None:
         """What is known of what a device moves; None for one that has not said, or is counted tenant by tenant."""
         there = self._devices.get(device)
@@ -190,6 +195,10 @@ class _Device:
                 for each in {tenant, whose} if whose != tenant else ():
                     self._unsure[each] = self._unsure.get(each, NOTHING).plus(estimated)
         self._moved_in += since if read else 0
+
+    def forget(self, row: Row) -> None:
+        for traffic in (*([self.traffic] if self.traffic else ()), *self._cores.values()):
+            traffic.forget(row)
 
     def _move(self, row: Row, moved: Moved, estimated: Moved) -> None:
         before = self._models[row]

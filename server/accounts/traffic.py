@@ -112,6 +112,11 @@ class TrafficFit(Generic[K]):
         at = self._index.get(key)
         return 0.0 if at is None else float(self._found[at]) + 2 * self._error(at, float(self._off[at]))
 
+    def forget(self, key: K) -> None:
+        """Nothing is known of this model any more, as it is another one now."""
+        if at := self._index.get(key):
+            self._remove(at)
+
     def shares(self, moved: float, seconds: float, ran: Mapping[K, Ran]) -> dict[K | None, float]:
         """The bytes of a window, shared by works and background in proportion to what each moves; together `moved`."""
         parts: dict[K | None, float] = {key: each.works * self.bytes_of(key) for key, each in ran.items() if each.works > 0}
@@ -138,8 +143,8 @@ class TrafficFit(Generic[K]):
         for key, part in prior(active).items():
             each = moved / active[key].works
             if key not in self._index:
-                if len(self._index) > MOST:
-                    self._remove()
+                if len(self._index) > MOST:  # The model that ran the longest time ago.
+                    self._remove(1 + int(np.argmin(self._ran[1:])))
                 self._insert(key, part * each)
             at = self._index[key]
             # In proportion to `part`, so that what several together move more or less is shared by it as well.
@@ -161,11 +166,9 @@ class TrafficFit(Generic[K]):
         self._most, self._works, self._ran = (np.append(each, 0.0) for each in (self._most, self._works, self._ran))
         self._off = np.append(self._off, 1.0)
 
-    def _remove(self) -> None:
-        """The model that ran the longest time ago."""
-        oldest = 1 + int(np.argmin(self._ran[1:]))
-        left = [at for at in range(len(self._index)) if at != oldest]
-        self._index = {key: left.index(at) for key, at in self._index.items() if at != oldest}
+    def _remove(self, gone: int) -> None:
+        left = [at for at in range(len(self._index)) if at != gone]
+        self._index = {key: left.index(at) for key, at in self._index.items() if at != gone}
         self._precision = self._precision[np.ix_(left, left)]
         self._mean, self._found, self._most = self._mean[left], self._found[left], self._most[left]
         self._works, self._ran, self._off = self._works[left], self._ran[left], self._off[left]
@@ -253,6 +256,11 @@ class Traffic:
         """These works of a model have ended."""
         before = self._ran.get(row, (0, 0))
         self._ran[row] = before[0] + works, before[1] + used
+
+    def forget(self, row: Row) -> None:
+        """This is another model now, whose works may move more or less."""
+        for fit in self.fits:
+            fit.forget(row)
 
     def memory_of(self, row: Row, guess: int = 0) -> int:
         """Bytes of memory that a work of a model moves: as measured, otherwise the guess, or what is certainly more or less."""

@@ -33,6 +33,8 @@ GUESSING = 60.0
 """Seconds between two looks at what models take of devices' memory, from which it is guessed what their works move."""
 SAYING = 2.0
 """The same where tenants are fenced. After so long, and when a meter was read, device sides are said what works move."""
+MANY = 10_000
+"""Models whose weights are remembered, also while they are not loaded."""
 LIMIT = 2.0
 """Seconds that the end of the server waits for the last row of the file."""
 
@@ -72,6 +74,8 @@ class Accountant:
         self._said = asyncio.Event()
         self._guesses: Mapping[str, Mapping[Row, Moved]] = {}
         self._guessed: int | None = None
+        self._weights: dict[tuple[str, Row], int] = {}
+        """By device and model the bytes of its weights, when it was seen last."""
         self._said_at: int | None = None
         self._harm: dict[str, Harm] = {}
         self._drawn: dict[str, Drawn] = {}
@@ -299,14 +303,21 @@ class Accountant:
         except Exception as error:
             self._warn(error)
             return
-        self._guesses = {
-            device: {
-                (tenant, f"{each.name}/{each.version}"): _guessed(each)
-                for tenant, theirs in tenants.items()
-                for each in theirs.models
-            }
+        found = {
+            (device, (tenant, f"{each.name}/{each.version}")): each
             for device, tenants in memory.items()
+            for tenant, theirs in tenants.items()
+            for each in theirs.models
         }
+        guesses: dict[str, dict[Row, Moved]] = {device: {} for device in memory}
+        for (device, row), each in found.items():
+            guesses[device][row] = _guessed(each)
+            if (weights := _weights(each)) and self._weights.setdefault((device, row), weights) != weights:
+                self._account.forget(device, row)  # Loaded again with other ones.
+                self._weights[device, row] = weights
+        self._guesses = guesses
+        if len(self._weights) > MANY:
+            self._weights = {key: each for key, each in self._weights.items() if key in found}
 
     def _warn(self, error: BaseException) -> None:
         """Once, so that the log is not full of it."""
@@ -317,5 +328,8 @@ class Accountant:
 
 def _guessed(model: ModelMemory) -> Moved:
     buffers = model.memory.get("buffers", 0)
-    weights = model.memory.get("weights", model.memory.get("file", 0))  # Of ONNX Runtime's it is known how large the file is.
-    return Moved(weights + buffers, buffers, buffers)
+    return Moved(_weights(model) + buffers, buffers, buffers)
+
+
+def _weights(model: ModelMemory) -> int:
+    return model.memory.get("weights", model.memory.get("file", 0))  # Of ONNX Runtime's it is known how large the file is.

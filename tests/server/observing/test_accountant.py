@@ -369,6 +369,30 @@ async def test_models_that_draw_less_than_they_could_where_they_are_held_get_mor
     await accountant.close()
 
 
+async def test_a_model_that_is_loaded_again_with_other_weights_is_measured_afresh() -> None:
+    """Also if it was away meanwhile. As one that had changed it would be taken for what it was, or less, for ten windows."""
+    site, placements = Site(), FakePlacements()
+    site.side.models, site.side.placements = FakeModels({"weights": 800}), placements
+    site.device.fences = {"acme": object()}
+    site.accountant.start()
+    works = moved = 0
+    for window in range(107):
+        site.side.models = {101: NoModels(), 102: FakeModels({"weights": 8000})}.get(window, site.side.models)
+        more = 0 if 100 < window < 103 else 100 + window % 7 * 20
+        works, moved = works + more, moved + more * (10**6 if window < 103 else 10**7)
+        site.now += 2 * NS
+        site.side.used(works * MS, works=works)
+        calls = placements.calls
+        site.accountant.moved("0", Moved(moved))
+        async with asyncio.timeout(20):
+            while placements.calls == calls:
+                await asyncio.sleep(0)
+    traffic = site.accountant.traffic("0")
+    assert traffic
+    assert traffic.memory_of(("acme", "mob/1"), 8000) == pytest.approx(10**7, rel=0.05)
+    await site.accountant.close()
+
+
 async def test_the_account_goes_on_where_what_a_device_side_says_of_held_models_makes_no_sense(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
