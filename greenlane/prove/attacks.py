@@ -103,6 +103,12 @@ def strains(unit: str, wanted: Sequence[Strain] = STRAINS) -> tuple[Strain, ...]
     return tuple(kind for kind in wanted if unit != "core" or not kind.startswith("PCIe"))
 
 
+def lacking(wanted: Sequence[Strain]) -> str:
+    """Which of these kinds of strain cores do not have, in words; "" for none of them, or where all kinds are wanted."""
+    lacks = [kind for kind in wanted if kind not in strains("core")]
+    return f"cores cannot strain {' and '.join(lacks)}" if lacks and tuple(wanted) != STRAINS else ""
+
+
 def strain_of(tenant: str) -> str:
     """The path that a strain of this tenant's share is asked for at."""
     return f"/admin/tenants/{quote(tenant, safe='')}/strain"

@@ -42,12 +42,13 @@ class Options:
     strains: tuple[Strain, ...] = STRAINS
 
 
-def _spelled(kind: Strain) -> str:
+def spelled(kind: Strain) -> str:
+    """As it is on the command line."""
     return kind.lower().replace(" ", "-")
 
 
 def _strains(text: str) -> tuple[Strain, ...]:
-    found = {_spelled(kind): kind for kind in STRAINS}
+    found = {spelled(kind): kind for kind in STRAINS}
     names = text.lower().split(",")
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"{unknown[0]!r}; expected some of {', '.join(found)}, with commas between")
@@ -76,7 +77,7 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     about = "let strains of memory, caches and PCIe count, which no partition fences: for every pair, in as many seconds more; "
     about += "without it they are tried with one pair, in a third of that, and only reported"
     parser.add_argument("--memory", action="store_true", help=about)
-    about = f"only some of {', '.join(map(_spelled, STRAINS))}, each of which has more rounds then"
+    about = f"only some of {', '.join(map(spelled, STRAINS))}, each of which has more rounds then"
     parser.add_argument("--strains", metavar="NAMES", type=checked(_strains), default=STRAINS, help=about)
     parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")

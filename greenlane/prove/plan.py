@@ -76,6 +76,11 @@ def pairs(tenants: Mapping[str, str], only: str | None = None) -> list[Pair]:
     return [pair for pair in found if only in (None, pair.victim)]
 
 
+def near(tenants: Mapping[str, str], only: str | None = None) -> list[Pair]:
+    """Those of `pairs` that are on one device."""
+    return [pair for pair in pairs(tenants, only) if tenants[pair.victim] == tenants[pair.aggressor]]
+
+
 def plan(wanted: Sequence[Pair], possible: Mapping[str, Sequence[str]], seconds: float, usual: int = USUAL) -> Plan:
     """As many of these pairs as there is time for, and then as many kinds, with `usual` rounds of each, and rounds.
 

@@ -17,13 +17,14 @@ from greenlane.load.wire import Broken, Caller
 from partitions.strain import STRAINS, Strain
 
 from . import confinement
-from .access import Access, ServerEnded
-from .attacks import BATCHES, MARGIN, Attack, attack, fenced, held, possible, strain, strain_body, strain_of, strains
+from .access import Access, CannotProve, ServerEnded
+from .attacks import BATCHES, MARGIN, Attack, attack, fenced, held, lacking, possible, strain, strain_body, strain_of, strains
+from .command_line import spelled
 from .confinement import Located, Watch
 from .findings import Findings
 from .inputs import binary
 from .measure import Beside, Measured, Victim, measure, place, rate_of
-from .plan import AHEAD, LEAST, ROUND, START, WINDOWS, Pair, needed, pairs, plan
+from .plan import AHEAD, LEAST, ROUND, START, WINDOWS, Pair, near, needed, pairs, plan
 from .survey import Surveyed, survey, timed
 
 ASKING = 0.06
@@ -102,6 +103,7 @@ def prove(run: Run) -> Findings:
 
 
 def _prove(run: Run, end: float, found: Progress) -> None:
+    _check_strains(run)
     run.report("probing where the work of each partition runs")
     found.located = confinement.probe(run.access)
     found.tenants = survey(run.access, run.seconds * ASKING, run.report)
@@ -151,7 +153,20 @@ def _prove(run: Run, end: float, found: Progress) -> None:
         lines = held(pair.victim, before, _fence(run.access, pair.victim))
         if any(each.unit == "core" and each.tenant == pair.aggressor for each in found.located):
             lines += fenced(pair.aggressor, _fence(run.access, pair.aggressor))
+            lines += (lacks,) if (lacks := lacking(run.strains)) else ()
         found.unfenced.append(replace(measured, fenced=lines))
+
+
+def _check_strains(run: Run) -> None:
+    """Say which of the chosen strains cores do not have. Raises CannotProve where no pair can be tried with any."""
+    state = run.access.administer("GET", "/admin/partitions")
+    unit = {each["name"]: each["unit"] for each in state["devices"]}
+    device = {name: each["device"] for name, each in state["partitions"].items()}
+    units = {unit[device[pair.aggressor]] for pair in near(device, run.only)}
+    if "core" in units and (lacks := lacking(run.strains)):
+        if units == {"core"} and not strains("core", run.strains):
+            raise CannotProve(f"--strains: {lacks}; choose from {', '.join(map(spelled, strains('core')))}, or leave it out")
+        run.report(lacks)
 
 
 def _fence(access: Access, tenant: str) -> Mapping[str, Any] | None:
@@ -163,24 +178,20 @@ def _fence(access: Access, tenant: str) -> Mapping[str, Any] | None:
 def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple[Pair, tuple[Strain, ...], int]]:
     """The pairs of tenants of one device that strains are tried with, and how: without `memory` the first, if there is time."""
     unit = {each.tenant: each.unit for each in found.located}
-    near = [pair for pair in _near(run, found) if pair in able]
-    possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core"), run.strains) for pair in near}
-    for pair in near:
-        if run.strains != STRAINS and (lacks := [kind for kind in run.strains if kind not in possibles[pair.aggressor]]):
-            why = f"the share of {pair.aggressor} cannot strain {' and '.join(lacks)}: it is of cores, which have none"
-            run.report(f"{pair}: {why}")
-            if run.memory and not possibles[pair.aggressor]:
-                found.untried[pair] = why
-    near = [pair for pair in near if possibles[pair.aggressor]]
+    able = [pair for pair in _near(run, found) if pair in able]
+    possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core"), run.strains) for pair in able}
+    if run.memory:
+        found.untried |= {pair: lacking(run.strains) for pair in able if not possibles[pair.aggressor]}
+    able = [pair for pair in able if possibles[pair.aggressor]]
     if not run.memory:
-        if near and run.seconds * UNFENCED < (least := START + LEAST * ROUND):
+        if able and run.seconds * UNFENCED < (least := START + LEAST * ROUND):
             has = f"--seconds {ceil(least / UNFENCED)} has it"
             run.report(f"no time is left for strains of memory, which would not count; {has}")
-            near = []
-        near = near[:1]
-    chosen = plan(near, possibles, run.seconds if run.memory else run.seconds * UNFENCED, LEAST)
+            able = []
+        able = able[:1]
+    chosen = plan(able, possibles, run.seconds if run.memory else run.seconds * UNFENCED, LEAST)
     for pair in chosen.left_out:
-        more = f"--seconds {needed(near):.0f} has time for every pair"
+        more = f"--seconds {needed(able):.0f} has time for every pair"
         found.untried.setdefault(pair, f"there was no time left for strains of memory; {more}")
     for pair in chosen.pairs:
         yield pair, tuple(kind for kind in possibles[pair.aggressor] if kind in chosen.kinds[pair]), chosen.rounds
@@ -192,8 +203,7 @@ def _wanted(run: Run, found: Progress) -> list[Pair]:
 
 def _near(run: Run, found: Progress) -> list[Pair]:
     """Those of tenants of one device."""
-    device = {each.name: each.device for each in found.tenants}
-    return [pair for pair in _wanted(run, found) if device[pair.victim] == device[pair.aggressor]]
+    return near({each.name: each.device for each in found.tenants}, run.only)
 
 
 def _tenant(found: Progress, name: str) -> Surveyed:

@@ -156,7 +156,8 @@ def test_tenants_that_share_a_core_are_found_and_never_called_isolated(slow: Pat
 def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: Path) -> None:
     said: list[str] = []
     with running(config) as (access, alive, _):
-        found = prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, said.append, memory=True, strains=("memory read",)))
+        wanted = ("memory read", "PCIe out")
+        found = prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, said.append, memory=True, strains=wanted))
     (measured,) = found.unfenced
     (result,) = measured.results
     assert (str(measured.pair), result.attack.other.kind) == ("acme beside globex", "memory read")
@@ -166,7 +167,9 @@ def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: P
     assert measured.fenced == (
         "not fenced: what globex does to memory and the last cache (L2)",
         "globex: it has no memory_bandwidth",
+        "cores cannot strain PCIe out",
     )
+    assert said[0] == "cores cannot strain PCIe out"
     assert "acme beside globex: straining memory" in said
     (why,) = [why for pair, why in found.untried.items() if str(pair) == "globex beside acme"]
     assert why.startswith("there was no time left for it; --seconds "), "not only for strains, which take less"
@@ -182,18 +185,43 @@ def test_strains_that_count_and_say_nothing_yet_are_measured_again(slow: Path) -
     assert len(measured.results[0].rounds["alone"]) > LEAST
 
 
+@pytest.mark.parametrize("words", [[], ["--memory"]])
+def test_strains_that_no_tenant_s_share_has_are_refused_before_anything_is_measured(
+    config: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(config), "--seconds", "8", "--strains", "pcie-out,pcie-in", *words], PROGRAM) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"{PROGRAM}: --strains: cores cannot strain PCIe out and PCIe in; choose from memory-copy, memory-read, memory-write, "
+        "random-sectors, l2, or leave it out\n"
+    )
+    assert "probing" not in said
+
+
+class BesideGpu(Access):
+    """A server that has two more tenants, on a GPU."""
+
+    def administer(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        found = super().administer(method, path, body)
+        if (method, path) == ("GET", "/admin/partitions"):
+            found["devices"].append({"name": "gpu", "unit": "SM"})
+            found["partitions"] |= {"initech": {"device": "gpu"}, "hooli": {"device": "gpu"}}
+        return found
+
+
 @pytest.mark.parametrize("memory", [True, False])
-def test_strains_that_a_device_does_not_have_are_said_and_prove_nothing(
+def test_tenants_on_cores_are_not_tried_with_strains_that_only_a_gpu_beside_them_has(
     config: Path, memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("greenlane.prove.proving.UNFENCED", 2.0)
     said: list[str] = []
     with running(config) as (access, alive, _):
-        found = prove(Run(access, alive, False, "test", 4.0, "acme", PROGRAM, said.append, memory=memory, strains=("PCIe in",)))
+        beside = BesideGpu(access.port, access.keys, access.admin_key)
+        found = prove(Run(beside, alive, False, "test", 4.0, None, PROGRAM, said.append, memory=memory, strains=("PCIe in",)))
     assert not found.unfenced
-    why = "the share of globex cannot strain PCIe in: it is of cores, which have none"
-    assert f"acme beside globex: {why}" in said
-    assert list(found.untried.values()) == [why] * memory
+    assert said[0] == "cores cannot strain PCIe in"
+    untried = {str(pair): why for pair, why in found.untried.items()}
+    assert untried.get("acme beside globex") == (said[0] if memory else None)
 
 
 class Refusing(Access):

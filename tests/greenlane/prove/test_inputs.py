@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
-from greenlane.prove.attacks import strains
+from greenlane.prove.attacks import lacking, strains
 from greenlane.prove.inputs import TEXT, Form, Input, Model, binary, described, encoded, padded, wrong
+from partitions.strain import STRAINS
 
 MIXED = Model("a b/c", (Input("x", "FP32", (-1, 3, -1)), Input("names", "BYTES", (-1, 1)), Input("n", "INT64", (-1, 1))), 8)
 HEADERS = {"X-Tenant": "acme"}
@@ -27,6 +28,8 @@ def test_only_cores_have_no_pcie_to_strain() -> None:
     """Whatever another vendor's GPU counts its share in."""
     assert strains("CU") == strains("SM") != strains("core")
     assert {"PCIe in", "PCIe out"} == set(strains("SM")) - set(strains("core"))
+    assert lacking(("L2", "PCIe in")) == "cores cannot strain PCIe in"
+    assert lacking(("L2",)) == lacking(STRAINS) == ""
 
 
 @given(st.integers(1, 8), st.integers(1, 16), st.integers(0, 1))
