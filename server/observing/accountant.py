@@ -80,7 +80,7 @@ class Accountant:
         self._harm: dict[str, Harm] = {}
         self._drawn: dict[str, Drawn] = {}
         self._held: dict[str, set[Row]] = {}
-        """By device: models to be held whatever they move, and what is said that a work of such a model moves."""
+        """By device: models to be held whatever they move."""
         self._collecting: asyncio.Task[None] | None = None
         self._failed = False
 

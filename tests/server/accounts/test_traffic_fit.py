@@ -248,3 +248,19 @@ def test_a_meter_that_stands_still_says_nothing_of_works_that_ran() -> None:
         if window == 50:
             assert traffic.memory_of(row, 800) == 800
     assert traffic.memory_of(row, 800) == pytest.approx(10**6, rel=0.05)
+
+
+@some
+@given(seeds, st.sampled_from([0, 2]))
+def test_of_other_models_is_known_what_was_known_when_one_is_forgotten(seed: int, gone: int) -> None:
+    """Two always run together, so that it is not known which of them moves how much, also once there is only one of them."""
+    device = Device(seed, [3e8, 4e8, 1e8])
+    fit = device.run(100, lambda _, random: (random.poisson(1000) * (random.random() < 0.8), 1000, 3000))
+    known = {at: (fit.bytes_of(at), fit.measured(at), fit.at_least(at), fit.at_most(at)) for at in range(3) if at != gone}
+    fit.forget(gone)
+    assert fit.bytes_of(gone) == fit.at_most(gone) == 0
+    for at, before in known.items():
+        assert (fit.bytes_of(at), fit.measured(at), fit.at_least(at), fit.at_most(at)) == before
+    fit.add(0, SECONDS, {})
+    assert not fit.measured(1)
+    assert fit.at_least(1) <= 4e8 <= fit.at_most(1)
