@@ -85,7 +85,8 @@ class Pilot:
 
     async def tick(self) -> None:
         """Measure once, and make at most one move on each device."""
-        now, beside = self._clock(), await self._controller.placements.states()
+        beside = await self._controller.placements.states()
+        now = self._clock()  # Only now, as a device side may answer late.
         for tenant, report in await self._controller.reports():
             if report.age:  # Its process does not answer.
                 self._history.forget(tenant.name)
