@@ -2,7 +2,7 @@
 
 It does while another tenant of the device is at work, if works of its model draw more than that at home: the bytes that such a
 work moves, over the time that it takes there, both averages of the model. What is not known goes home. On the narrow placement,
-a part of the home, no work can draw more, whatever its kernels do.
+a part of the home, no work can draw more, whatever its kernels do, or works are paced (`pace`).
 
 A neighbour is at work while it has a request open, and until it has had none for SETTLED, so that its pauses between requests
 move nothing. Meanwhile a work that could draw too much on a wide partition does not go there either: its lenders rest, but not

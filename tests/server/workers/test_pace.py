@@ -492,7 +492,6 @@ def test_works_on_the_narrow_placement_begin_as_the_share_of_memory_allows(bench
     assert took >= 6 / 20 - 2 * CATCH_UP / SECOND
     assert bench.pace.waits == 0, "for PCIe"
     bench.neighbour.activity.end()
-    began = time.monotonic()
     bench.put(*[bench.ticket(slot, slot) for slot in range(SLOTS)])
     assert [bench.answer(bench.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
     bench.neighbour.activity.begin()
