@@ -29,6 +29,8 @@ log = logging.getLogger("greenlane.fence")
 
 _PREFIX = "greenlane-"
 _TOTAL = "mbm_total_bytes"
+_GONE = (errno.ENOENT, errno.ENODEV)
+"""What the kernel says of a file whose group is removed before it is opened, or before it is read."""
 _PATIENCE = 0.5
 """Seconds for which another program may have the lock on all groups."""
 
@@ -114,7 +116,10 @@ class CoreGroups:
 
     def look(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
         """How `hold` would hold these shares, by holder; without other servers, one of which may be theirs. Changes nothing."""
-        others = {core: group for core, group in self._others("*").items() if not group.startswith(_PREFIX)}
+        try:
+            others = {core: group for core, group in self._others("*").items() if not group.startswith(_PREFIX)}
+        except OSError as error:
+            return _none(shares, str(error))
         return {name: plan.held for name, plan in self._plan(shares, others).items()}
 
     def hold(self, shares: Mapping[str, CoreShare]) -> dict[str, Held]:
@@ -142,8 +147,7 @@ class CoreGroups:
                 return found
         except OSError as error:
             self.close()
-            why = self._explain(error)
-            return {name: Held() if share.most is None else _unfenced(why).held for name, share in shares.items()}
+            return _none(shares, self._explain(error))
 
     def moved(self) -> dict[str, int]:
         """The bytes of memory that each holder's cores have moved while they were in groups, where that is counted.
@@ -292,10 +296,12 @@ class CoreGroups:
     def _others(self, *where: str) -> dict[int, str]:
         """The cores that others have put into groups of theirs, which are at these patterns."""
         found, ours = dict[int, str](), {group for group, _ in self._groups.values()}
-        for file in (file for each in where for file in self._folder.glob(f"{each}/cpus_list")):
-            with suppress(FileNotFoundError):  # It was removed meanwhile.
-                if file.parent not in ours:
-                    found |= dict.fromkeys(_numbers(file.read_text()), file.parent.name)
+        for file in (file for each in where for file in self._folder.glob(f"{each}/cpus_list") if file.parent not in ours):
+            try:
+                found |= dict.fromkeys(_numbers(file.read_text()), file.parent.name)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
         return found
 
     def _taken(self, cores: Iterable[int], others: Mapping[int, str]) -> str:
@@ -429,6 +435,11 @@ class CoreGroups:
 
 def _unfenced(why: str) -> _Plan:
     return _Plan(notes=(f"unfenced: its memory_bandwidth holds nothing back, as {why}",))
+
+
+def _none(shares: Mapping[str, CoreShare], why: str) -> dict[str, Held]:
+    """None of these shares is held."""
+    return {name: Held() if share.most is None else _unfenced(why).held for name, share in shares.items()}
 
 
 def _list(cores: Iterable[int]) -> str:

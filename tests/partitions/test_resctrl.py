@@ -1,5 +1,6 @@
 """Cores held to shares of memory bandwidth, over a folder that behaves as the kernel documents it; on no hardware."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -203,6 +204,29 @@ def test_a_group_that_another_program_removes_meanwhile_keeps_nothing_from_being
     machine, Leaving.leaves = CoreGroups(Leaving(root)), leaves
     assert machine.hold({"acme": ACME})["acme"].how
     assert not Leaving.leaves
+    assert held(base) == {"acme": ({0, 1}, {0: 40})}
+
+
+class Unreadable(KernelPath):
+    """Each read of the group `batch` fails with the first of these, and with none once there is none left."""
+
+    errors: Sequence[int] = ()
+
+    def read_text(self, *args: Any, **options: Any) -> str:
+        if self.parent.name == "batch" and Unreadable.errors:
+            number, *Unreadable.errors = Unreadable.errors
+            raise OSError(number, os.strerror(number))
+        return super().read_text(*args, **options)
+
+
+def test_a_group_that_cannot_be_read_is_one_that_goes_or_is_said(root: KernelPath, base: KernelPath) -> None:
+    (base / "batch").mkdir()
+    machine, Unreadable.errors = CoreGroups(Unreadable(root)), (errno.EIO, errno.EIO)
+    assert unfenced(machine).endswith("as [Errno 5] Input/output error")
+    for hold in (machine.look, machine.hold):
+        Unreadable.errors = (errno.ENODEV,)  # As the kernel says of a file that was open when its group was removed.
+        assert hold({"acme": ACME})["acme"].how
+        assert not Unreadable.errors
     assert held(base) == {"acme": ({0, 1}, {0: 40})}
 
 
