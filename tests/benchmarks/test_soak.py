@@ -101,9 +101,11 @@ def test_a_process_that_stops_is_seen_to_be_late() -> None:
 
         naps = 0
 
-    late: list[Late] = []
+    late, began = list[Late](), time.monotonic()
     oversleep(Naps(), late)
-    assert [each.seconds for each in late] == pytest.approx([0.095, 0.095], abs=0.05)
+    first, second = (each.seconds for each in late)
+    assert min(first, second) > 0.094, "but for the nap itself"
+    assert first + second < time.monotonic() - began
 
 
 def test_a_device_process_takes_longer_to_be_back_and_hogs_stand_apart() -> None:
