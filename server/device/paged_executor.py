@@ -18,7 +18,7 @@ class PagedExecutor:
     """See `engines.base.Preparing`. It holds nothing on any partition; `engine` is closed, or belongs to other tenants.
 
     `request` asks for the model: it returns a future that is done when the model is back, and never blocks. Then `resident` is
-    the executor in its place, for tickets that name the model by another key. `taken` is what the model took before.
+    the executor in its place, for tickets that name the model by another key. `taken` is what the model took when last bound.
     """
 
     def __init__(self, engine: Engine, source: Source, taken: Mapping[str, int], request: Callable[[], "Future[None]"]) -> None:
