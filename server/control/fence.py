@@ -74,6 +74,7 @@ class FencedTenant(Fact):
     models: Annotated[list[FencedModel], "Those that are ready on these granules."]
     cores: Annotated[str, "How its cores are held at any time, by resctrl; empty where they are not."] = ""
     moved: Annotated[int | None, "Bytes of memory that its cores have moved since then; null where that is not counted."] = None
+    paced: Annotated[bool, "Whether works on these granules begin no sooner than `memory_bandwidth` allows."] = False
 
 
 def core_shares(

@@ -92,6 +92,7 @@ class TenantFence(Side[Fence, NarrowPlacement]):
             list(plan.notes),
             self.problems,
             _known(made) if made else [],
+            paced=bool(plan.paced),
         )
 
     def _set_pace(self, plan: Fence | None) -> None:

@@ -139,7 +139,7 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> lis
     """Sentences about models that slow others, or are too slow for the tenant's target in seconds where they are held.
 
     A model that is held though it does not slow others is being tried. One that needs less than its tenant has is on fewer
-    granules than that takes.
+    granules than that takes. Works of others, one after another, begin as often as the share allows at most.
     """
     found = []
     for each in fence.models:
@@ -149,8 +149,11 @@ def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> lis
                 f"their inferences take at least {each.slows:.2g} times as long. Any `memory_bandwidth` below 1 holds it so if "
                 f"{tenant}'s granules can draw more"
             )
-        if target is not None and each.narrow_ms > target * 1e3 >= each.home_ms:
-            held = f"{each.model} takes {each.narrow_ms:.3g} ms where {tenant}'s `memory_bandwidth` holds it"
+        every = each.moved / fence.memory_bandwidth * 1e3 if fence.paced and not each.anyway else 0.0
+        takes = max(each.narrow_ms, every) if each.narrow_ms else 0.0
+        if target is not None and takes > target * 1e3 >= each.home_ms:
+            begins = f", and begins every {every:.3g} ms," if every > each.narrow_ms else ""
+            held = f"{each.model} takes {each.narrow_ms:.3g} ms{begins} where {tenant}'s `memory_bandwidth` holds it"
             rate = 0.0 if each.anyway else each.moved / target
             need = f"takes at least {_words(rate)}" if rate > fence.memory_bandwidth else "takes a larger one"
             need = "takes none, or one that does not hold it so" if each.slows else need

@@ -105,6 +105,7 @@ def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_pro
         "waits": 0,
         "cores": "",
         "moved": None,
+        "paced": False,
         "notes": [],
         "problems": [],
     }

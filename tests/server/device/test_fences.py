@@ -194,7 +194,7 @@ async def test_a_placement_grows_while_its_models_do_not_fill_their_share_there(
     assert pace.rate(MEMORY) == 0, "two granules cannot draw more than the share"
     await Seconds(site, moved=10**9).pass_by(60, grown)
     assert narrow(site).granules == (0, 1, 2), "the fourth is all that it has"
-    assert pace.rate(MEMORY) == 2 * 10**12
+    assert (pace.rate(MEMORY), (await fence(site)).paced) == (2 * 10**12, True)
     assert await runs_narrow(site)
     assert pace.shared.free_at[MEMORY] > 0
 

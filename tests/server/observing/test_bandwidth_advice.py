@@ -29,8 +29,8 @@ def test_nothing_is_said_of_one_within_its_part_or_alone_or_where_nothing_is_kno
     assert advise_hog("acme", 3e12, 0.42, 0, ["globex"], False) == []
 
 
-def fenced(*models: FencedModel, problems: tuple[str, ...] = ()) -> FencedTenant:
-    return FencedTenant(10**12, (0,), 5, 0, 0, [], list(problems), list(models))
+def fenced(*models: FencedModel, problems: tuple[str, ...] = (), paced: bool = False) -> FencedTenant:
+    return FencedTenant(10**12, (0,), 5, 0, 0, [], list(problems), list(models), paced=paced)
 
 
 def test_a_model_that_is_too_slow_where_it_is_held_is_named_with_what_it_takes() -> None:
@@ -41,6 +41,17 @@ def test_a_model_that_is_too_slow_where_it_is_held_is_named_with_what_it_takes()
     ]
     (said,) = advise_fenced("acme", fenced(FencedModel("mob/1", 0, 1.5, 4.25)), 0.002)
     assert said.endswith("while others work takes a larger one")
+
+
+def test_a_model_that_begins_too_seldom_for_its_share_is_named_with_how_often() -> None:
+    held = FencedModel("mob/1", 6 * 10**9, 1.5, 1.9)
+    assert advise_fenced("acme", fenced(held, paced=True), 0.002) == [
+        "mob/1 takes 1.9 ms, and begins every 6 ms, where acme's `memory_bandwidth` holds it, and 1.5 ms on all of its share: "
+        "its target_p99 of 2 ms while others work takes at least 3 TB/s"
+    ]
+    assert advise_fenced("acme", fenced(held), 0.002) == []
+    tried, unseen = FencedModel("mob/1", 6 * 10**9, 1.5, 1.9, anyway=True), FencedModel("mob/1", 6 * 10**9, 1.5, 0.0)
+    assert advise_fenced("acme", fenced(tried, unseen, paced=True), 0.002) == []
 
 
 def test_no_model_is_said_to_take_less_than_its_tenant_has_or_more_than_there_is() -> None:
