@@ -199,6 +199,22 @@ async def test_a_placement_grows_while_its_models_do_not_fill_their_share_there(
     assert pace.shared.free_at[MEMORY] > 0
 
 
+async def test_a_tenant_without_a_share_of_pcie_is_paced_while_its_placement_could_draw_more(root: Path) -> None:
+    tenants = ACME.model_copy(update={"pcie": None}), GLOBEX
+    async with serving(root, tenants=tenants, moves=MOVES) as site:
+        await site.settled()
+        worker, plan = site.runtime.workers["acme"], site.controller.devices[0].fences["acme"]
+        assert worker.pace is None
+        await site.runtime.placements.plan({}, {"acme": plan._replace(paced=10**12)})
+        await site.settled()
+        assert (pace := worker.pace)
+        assert (pace.rate(IN), pace.rate(MEMORY)) == (0, 10**12)
+        assert await runs_narrow(site)
+        assert pace.shared.free_at[MEMORY] > 0
+        await site.runtime.placements.plan({}, {"acme": plan})
+        assert worker.pace is None
+
+
 async def test_models_that_slow_others_are_shown_with_how_much(site: Site) -> None:
     site.controller.devices[0].slows = {("acme", "b/1"): 2.345, ("acme", "gone/1"): 3.0}
     assert [(each.model, each.slows) for each in (await fence(site)).models] == [("a/1", 0.0), ("b/1", 2.35)]
