@@ -323,6 +323,15 @@ def test_what_a_tenants_cores_moved_on_another_device_is_not_counted_again_when_
     assert acme.moved == Moved(4 * 10**9)
 
 
+def test_what_a_tenants_cores_moved_while_its_share_became_another_one_counts() -> None:
+    account = Account()
+    account.hold("0", "core", 4, {"acme": 1}, 0)
+    account.count("0", {"acme": 1000}, NS)
+    account.hold("0", "core", 4, {"acme": 2, "globex": 1}, 2 * NS)
+    account.count("0", {"acme": 3500}, 3 * NS)
+    assert account.totals(4 * NS, 0).devices["0"].tenants["acme"].moved == Moved(2500)
+
+
 def test_a_device_of_which_no_cores_are_counted_says_as_little_as_before() -> None:
     account = Account()
     account.hold("0", "SM", 1, {"acme": 1}, 0)

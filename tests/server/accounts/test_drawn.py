@@ -30,6 +30,7 @@ class Site:
         self.share = rate * MOVES.memory
         self.draws: dict[Row, int] = {("acme", f"{name}/1"): rate for name, rate in each.items()}
         self.unmeasured: set[Row] = set()
+        self.unheld: set[Row] = set()
         self.noise, self.random = 0.0, Random(1)
         self.drawn = Drawn()
         self.now = 0
@@ -46,7 +47,8 @@ class Site:
         for _ in range(seconds):
             units = 8 * self.count
             off = {row: math.exp(self.noise * self.random.gauss(0, 1)) for row in self.draws}
-            held = {row: 0.0 if row in self.unmeasured else each * units * off[row] for row, each in self.draws.items()}
+            draws = {row: 0.0 if row in self.unmeasured else each * units * off[row] for row, each in self.draws.items()}
+            held = {row: each for row, each in draws.items() if row not in self.unheld}
             self.drawn.look(self.now, {"acme": units}, held, self.draws.keys())
             self.now += NS
             self.changes += self.planned() != self.count
@@ -101,6 +103,15 @@ def test_a_model_that_never_ran_where_it_is_held_makes_nothing_narrower_and_a_ra
     assert site.run(SETTLES) == 5
     site.unmeasured = {WRITE}
     assert site.run(300) == 5
+
+
+def test_what_was_seen_of_a_model_counts_when_it_is_held_again_before_it_runs_there() -> None:
+    site = Site(0.5, copy=59 * 10**9, write=110 * 10**9)
+    assert site.run(SETTLES + 2) == 3
+    site.unmeasured = site.unheld = {WRITE}
+    site.run(1)
+    site.unheld = set()
+    assert site.run(2 * REST // NS) == 3
 
 
 @pytest.mark.parametrize("each", [50, 59, 70, 95])
