@@ -297,15 +297,16 @@ class Neighbours(FakeSide):
         return Report(1, [TenantUsages("acme", [acme]), TenantUsages("globex", [globex])])
 
 
+@pytest.mark.parametrize("guess", [0, 800])
 async def test_a_model_beside_which_neighbours_are_slow_is_held_though_it_moves_little(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, guess: int
 ) -> None:
-    """By the guess, and by the meter."""
+    """By the guess, where there is one, and by the meter."""
     caplog.set_level("INFO", "greenlane.fence")
     site, placements = Site(), FakePlacements()
     placements.home_ms = 16.0
     site.side = side = Neighbours(placements)
-    side.models, side.placements = FakeModels({"weights": 800}), placements
+    side.models, side.placements = FakeModels({"weights": guess}), placements
     site.device.runtimes = {"acme": side, "globex": side}
     site.device.info = DeviceInfo("cuda", "", "SM", (1,) * 4, bandwidth=Bandwidth(4 * 10**9, 10**9, 10**9))
     site.device.hold({"acme": (0, 1), "globex": (2, 3)})
@@ -324,7 +325,7 @@ async def test_a_model_beside_which_neighbours_are_slow_is_held_though_it_moves_
     await said(site, placements)
     await said(site, placements)
     assert site.device.slows == {}
-    assert placements.figures == {"acme": {"mob/1": 800}}, "the meter stands still"
+    assert placements.figures == {"acme": {"mob/1": guess}}, "the meter stands still"
     await site.accountant.close()
 
 
