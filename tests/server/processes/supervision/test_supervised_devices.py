@@ -1,6 +1,7 @@
 """Device processes that are started together, or again, while something else fails or a tenant leaves."""
 
 import asyncio
+import math
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import pytest
 from partitions import DeviceUnavailable
 from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
+from server.host.backoff import Backoff
 from server.processes.channels.calls import proxy
 from server.processes.channels.device_protocols import FromRuntime, ToRuntime
 from server.processes.channels.rpc import Channel
@@ -301,6 +303,7 @@ async def test_only_the_process_whose_kernel_failed_waits_before_it_is_started_a
     group, starts, supervised = Gated(), list[str](), devices()
     all_of_them = [device(name, group, starts) for name in ("acme", "globex")]
     for each in all_of_them:
+        each.backoff = Backoff(stable=math.inf)  # The first may run for long until the second does.
         await supervised.begin(each)
     assert all_of_them[0].process
     group.end_all(all_of_them[0].process.pid or 0 if known else 1)
