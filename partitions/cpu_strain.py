@@ -35,13 +35,14 @@ def strain(kind: Strain, seconds: float, cores: Iterable[int], root: Path = Path
     `Partition.strain`.
     """
     check(kind, seconds, KINDS, " on cores")
-    end, each = perf_counter() + seconds, sorted(cores)
+    each = sorted(cores)
     cache = last_cache(each[0], root)
     nbytes = cache // 2 // len(each) if kind == "L2" else min(max(LEAST, 2 * cache // len(each)), MOST // len(each))
     nbytes -= nbytes % (2 * SECTOR)  # A core's part of a cache need not be whole sectors, nor two arrays of them.
     with suppress(OSError):
         check_memory(kind, nbytes * len(each), memory_left(root))
     before(0)
+    end = perf_counter() + seconds
     with ThreadPoolExecutor(len(each), thread_name_prefix="strain") as threads:
         done = list(threads.map(partial(_loop, kind, nbytes, end), each))
     return Strained(sum(one.nbytes for one in done), max(one.seconds for one in done))

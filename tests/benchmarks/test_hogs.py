@@ -40,7 +40,7 @@ def least(*networks: Network) -> list[float]:
         model.run(["y"], {"x": NUMBER})
         return perf_counter() - began
 
-    return [min(times) for times in zip(*[[once(model) for model in models] for _ in range(6)], strict=True)]
+    return [min(times) for times in zip(*[[once(model) for model in models] for _ in range(15)], strict=True)]
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.watched_server import alive
 from engines.errors import ModelRefused
 from engines.tensorrt.api import find_tensorrt
-from tests.engines.small import ADD, model
+from tests.gpu.networks import resnet
 
 from .harness import cores
 from .processes import Running, configure, running_script, tenant
@@ -64,7 +64,7 @@ def repository(tmp_path: Path) -> Path:
         pytest.skip(str(refusal))
     path = tmp_path / "models" / "slow" / "1" / "model.onnx"
     path.parent.mkdir(parents=True)
-    path.write_bytes(model(ADD))
+    path.write_bytes(resnet().onnx)  # Its build takes a while, so that it can be stopped.
     return tmp_path / "models"
 
 
