@@ -23,7 +23,7 @@ class Findings:
     `untried` are pairs that were not measured, and why. `ended` is why the server did before the end; empty if it did not.
     `lending` is what `--lending` found; nothing else is measured then. `unfenced` is what strains of memory, caches and PCIe
     did, which no partition fences: with `memory` that counts as all else does, without it is only said. `planned` are the
-    seconds of `--seconds`; strains, and what is measured again, take more.
+    seconds of `--seconds`; strains and repeated measurements take longer.
     """
 
     source: str

@@ -135,7 +135,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     bound = lending.BOUND if findings.lending else BOUND
     took, planned = f"{findings.seconds:.0f} s", findings.planned
     if findings.seconds > LATE * planned:
-        took += f": --seconds {planned:g}, and more for strains and for what was measured again"
+        took += f": --seconds {planned:g}, and more for strains and repeated measurements"
     yield f"{findings.word}: {MEANS[findings.word]} (a growth of at most {bound:g} is allowed; {took})"
 
 

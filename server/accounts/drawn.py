@@ -1,8 +1,8 @@
 """How much a unit draws of a device's memory where a fenced tenant's models are held, so that these get what they may. Pure.
 
-At first a unit is taken to draw all that it can. Models draw less: those that read, write or copy memory a quarter to two
-fifths of that (docs/lab/2026-11-29-bandwidth.md). So their placement may have more granules until they fill their share. What
-they draw is seen while they run there. The model that draws the most counts for its tenant.
+At first the plan assumes that a unit draws all that it can. Models draw less: on an H200 those that read, write or copy memory
+drew a quarter to two fifths of that (docs/lab/2026-11-29-bandwidth.md). So a placement gets more granules, until its models
+fill the tenant's share. What they draw is seen while they run there. The model that draws the most counts for its tenant.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from .usage import NS, Row
 SETTLES = 5
 """Looks for which a model is seen on a placement until its figure counts, as that is an average."""
 WEIGHT, MORE = 1 / 8, 1.6
-"""Of a look in a model's figure, as the figures of works vary; but one that is so many times as large counts at once."""
+"""The weight of a look in a model's average, as works vary; a look of `MORE` times that average replaces it at once."""
 MARGIN = 1.1
 """As many times as seen is what a unit is taken to draw. It is taken to draw less once less than `LOWER` of that is seen."""
 LOWER = 0.8

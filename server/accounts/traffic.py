@@ -169,7 +169,7 @@ class TrafficFit(Generic[K]):
     def _remove(self, gone: int) -> None:
         left = [at for at in range(len(self._index)) if at != gone]
         self._index = {key: left.index(at) for key, at in self._index.items() if at != gone}
-        row = self._precision[gone]  # What is known of it and others together says nothing of these any more.
+        row = self._precision[gone]  # Marginalized (a Schur complement), so that no other model becomes more certain.
         self._precision = (self._precision - np.outer(row, row) / row[gone])[np.ix_(left, left)]
         self._covariance = np.delete(np.delete(self._covariance, gone, 0), gone, 1)
         self._mean, self._found, self._most = self._mean[left], self._found[left], self._most[left]
