@@ -16,6 +16,8 @@ _BYTES_ACKED, _BYTES_RECEIVED = 120, 128
 """Where Linux's struct tcp_info has tcpi_bytes_acked and tcpi_bytes_received, of 64 bits each."""
 _NOWHERE = bytes(16)
 """A struct sockaddr of AF_UNSPEC."""
+Address = tuple[str, int]
+"""Host, without a scope, and port."""
 
 
 def acknowledged(port: int, peers: Collection[str]) -> dict[str, int]:
@@ -23,28 +25,29 @@ def acknowledged(port: int, peers: Collection[str]) -> dict[str, int]:
 
     A peer is missing whose connection has ended.
     """
-    return {peer: _counted(connection, _BYTES_ACKED) for peer, connection in _connections(port, peers)}
+    wanted = {address(peer): peer for peer in peers}
+    return {wanted[found]: _counted(connection, _BYTES_ACKED) for found, connection in _connections(port, wanted)}
 
 
-def connections(port: int) -> dict[str, int]:
-    """All connections to a port of this process, as `ServicerContext.peer` has them, with the bytes that each has sent."""
-    return {peer: _counted(connection, _BYTES_RECEIVED) for peer, connection in _connections(port)}
+def connections(port: int) -> dict[Address, int]:
+    """All connections to a port of this process by their client's `address`, with the bytes that each has sent."""
+    return {found: _counted(connection, _BYTES_RECEIVED) for found, connection in _connections(port)}
 
 
-def reset(port: int, peers: Collection[str]) -> None:
+def reset(port: int, clients: Collection[Address]) -> None:
     """End the connections of clients at once: what they have sent and what they were sent is dropped."""
-    for _, connection in _connections(port, peers):
+    for _, connection in _connections(port, clients):
         ctypes.CDLL(None).connect(connection.fileno(), _NOWHERE, len(_NOWHERE))
 
 
 def shut_down(port: int, peer: str) -> None:
     """End the connection of a client in both directions: gRPC finds it closed, and drops what it has kept for it."""
-    for _, connection in _connections(port, (peer,)):
+    for _, connection in _connections(port, (address(peer),)):
         with suppress(OSError):  # Its client has closed it at this moment.
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def address(peer: str) -> tuple[str, int]:
+def address(peer: str) -> Address:
     """Host and port of what gRPC calls a peer, such as `ipv4:127.0.0.1:50000` and `ipv6:%5B::1%5D:50000`."""
     host, _, number = unquote(peer).partition(":")[2].rpartition(":")
     return _plain(host.strip("[]")), int(number)
@@ -56,21 +59,15 @@ def _counted(connection: socket.socket, where: int) -> int:
     return int(struct.unpack_from("=Q", info, where)[0]) if len(info) == where + 8 else 0
 
 
-def _connections(port: int, peers: Collection[str] | None = None) -> Iterator[tuple[str, socket.socket]]:
-    """The connections to a port of this process that `peers` have, or all, each as a copy that is closed afterwards."""
-    wanted = None if peers is None else {address(peer): peer for peer in peers}
+def _connections(port: int, wanted: Collection[Address] | None = None) -> Iterator[tuple[Address, socket.socket]]:
+    """The connections to a port of this process that these clients have, or all, each as a copy that is closed afterwards."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError), _copy(int(name)) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port:
                 host, number = copy.getpeername()[:2]
                 found = _plain(host), number
-                if (peer := _peer(*found) if wanted is None else wanted.get(found)) is not None:
-                    yield peer, copy
-
-
-def _peer(host: str, number: int) -> str:
-    """What gRPC calls such a peer."""
-    return f"ipv6:%5B{host}%5D:{number}" if ":" in host else f"ipv4:{host}:{number}"
+                if wanted is None or found in wanted:
+                    yield found, copy
 
 
 def _copy(descriptor: int) -> socket.socket:

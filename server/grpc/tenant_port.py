@@ -56,10 +56,10 @@ class Connections:
     def __init__(self, port: int, refuse: Callable[[int], RequestError]) -> None:
         self._port = port
         self._refuse = refuse
-        self._shown: set[str] = set()
-        self._open: dict[str, None] = {}
+        self._shown: set[sockets.Address] = set()
+        self._open: dict[sockets.Address, None] = {}
         """Those of the last look that have shown nothing, oldest first."""
-        self._cut: set[str] = set()
+        self._cut: set[sockets.Address] = set()
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -83,37 +83,40 @@ class Connections:
 
         Raises what `refuse` returns.
         """
-        if peer in self._shown:
+        client = sockets.address(peer)
+        if client in self._shown:
             return
         if most is not None and len(self._shown) >= most:
             self._shown &= sockets.connections(self._port).keys()
             if len(self._shown) >= most:
                 raise self._refuse(most)
-        self._shown.add(peer)
-        self._open.pop(peer, None)
+        self._shown.add(client)
+        self._open.pop(client, None)
 
     def cut(self, peer: str) -> None:
         """Close a connection at once, with all its calls and what it has sent that was not read."""
-        if peer not in self._cut:
-            self._cut.add(peer)
-            sockets.reset(self._port, [peer])
+        client = sockets.address(peer)
+        if client not in self._cut:
+            self._cut.add(client)
+            sockets.reset(self._port, (client,))
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
+            known = self._shown | self._cut  # Those that come while the sockets are looked at may not be found.
             try:
                 found = await asyncio.to_thread(sockets.connections, self._port)
-                self._close_surplus(found)
+                self._close_surplus(found, known - found.keys())
             except OSError as error:
                 log.warning("the connections of gRPC's port %d cannot be looked at: %s", self._port, error)
 
-    def _close_surplus(self, found: dict[str, int]) -> None:
+    def _close_surplus(self, found: dict[sockets.Address, int], gone: set[sockets.Address]) -> None:
         """Given the bytes that each connection has sent, close those that show no call and are too many, or send too much."""
-        self._shown &= found.keys()
-        self._cut &= found.keys()
-        known = [peer for peer in self._open if peer in found and peer not in self._shown]
-        self._open = dict.fromkeys(known) | dict.fromkeys(peer for peer in found if peer not in self._shown)
-        ended = [peer for peer in self._open if found[peer] > MOST_UNSHOWN_BYTES]
+        self._shown -= gone
+        self._cut -= gone
+        known = [client for client in self._open if client in found and client not in self._shown]
+        self._open = dict.fromkeys(known) | dict.fromkeys(client for client in found if client not in self._shown)
+        ended = [client for client in self._open if found[client] > MOST_UNSHOWN_BYTES]
         ended += list(self._open)[: max(0, len(self._open) - MOST_UNSHOWN)]
         if ended:
             sockets.reset(self._port, ended)
