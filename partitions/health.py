@@ -64,6 +64,13 @@ def cores_of(address: str) -> list[int]:
     return [int(each) for each in address.split(",")] if address and not on_bus(address) else []
 
 
+def spelled(granules: Sequence[int], address: str) -> str:
+    """These granules of the device at a `Device.address`, for people: on a CPU the cores that they are."""
+    cores = cores_of(address)
+    named = [cores[granule] for granule in granules] if cores else granules
+    return f"{'core' if cores else 'granule'}{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
+
+
 def to_line(address: str, health: Health) -> str:
     """A reading as a line."""
     return json.dumps({"address": address, **asdict(health)}) + "\n"

@@ -158,11 +158,13 @@ def _prove(run: Run, end: float, found: Progress) -> None:
 
 
 def _check_strains(run: Run) -> None:
-    """Say which of the chosen strains cores do not have. Raises CannotProve where no pair can be tried with any."""
+    """Say which of the chosen strains cores do not have. Raises CannotProve where strains were asked for that no pair has."""
     state = run.access.administer("GET", "/admin/partitions")
     unit = {each["name"]: each["unit"] for each in state["devices"]}
     device = {name: each["device"] for name, each in state["partitions"].items()}
     units = {unit[device[pair.aggressor]] for pair in near(device, run.only)}
+    if not units and (asked := "--memory" if run.memory else "--strains" if run.strains != STRAINS else ""):
+        raise CannotProve(f"{asked}: no two tenants share a device, so none feels another's strains; leave it out")
     if "core" in units and (lacks := lacking(run.strains)):
         if units == {"core"} and not strains("core", run.strains):
             raise CannotProve(f"--strains: {lacks}; choose from {', '.join(map(spelled, strains('core')))}, or leave it out")

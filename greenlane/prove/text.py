@@ -96,7 +96,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     for each in findings.located:
         where = f" on {each.unit}{'s' * (len(each.units) != 1)} {ranges(each.units)}" if each.units else ""
         yield f"  {each.tenant}: probe{where}: {each.word}: {each.why}"
-        own = f" on {ranges(each.own)}" if each.own else ""
+        own = f" on core{'s' * (len(each.own) != 1)} {ranges(each.own)}" if each.own else ""
         if each.own_why:
             yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"
     for tenant in findings.tenants:

@@ -222,7 +222,7 @@ def _device(device: DeviceRates) -> str:
     power = "" if device.watts is None else f", {device.watts:.0f} W ({device.idle_watts or 0:.0f} of them idle)"
     memory, pcie = _moving(device.moving, device.unit)
     moved = f", moves {memory}{f' (PCIe {pcie})' if pcie else ''}" if device.moving else ""
-    return f"device {device.name}: {device.units} {device.unit}s, {granted}, {used}{power}{moved}"
+    return f"device {device.name}: {device.units} {device.unit}{'s' * (device.units != 1)}, {granted}, {used}{power}{moved}"
 
 
 def _tenant(tenant: TenantRates) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from partitions.base import Bandwidth
+from partitions.health import cores_of, spelled
 from partitions.plan import Granules
 
 from ..accounts.usage import Count, Name
@@ -112,11 +113,8 @@ def shares(info: DeviceInfo, held: Mapping[str, PartitionInfo]) -> str:
 
 
 def _share(info: DeviceInfo, partition: PartitionInfo) -> str:
-    many = "s" * (len(partition.granules) != 1)
-    if info.kind == "cpu" and info.address:
-        cores = info.address.split(",")
-        return f"core{many} {', '.join(cores[granule] for granule in partition.granules)}"
-    return f"{partition.size} (granule{many} {', '.join(map(str, partition.granules))})"
+    where = spelled(partition.granules, info.address)
+    return where if cores_of(info.address) else f"{partition.size} ({where})"
 
 
 class Loading(NamedTuple):

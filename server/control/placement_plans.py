@@ -9,7 +9,7 @@ from typing import Any
 
 from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
-from partitions.health import cores_of
+from partitions.health import cores_of, spelled
 from partitions.plan import Granules, rung
 from partitions.resctrl import CoreGroups, CoreShare, Held
 
@@ -233,9 +233,9 @@ class PlacementPlans:
         for device in self._devices if self._any("ladder") else ():
             plans = self.plan_ready(device)
             for runtime in device.distinct():
-                await self._hold(runtime, device.of(runtime, plans))
+                await self._hold(runtime, device.of(runtime, plans), device.info.address)
 
-    async def _hold(self, runtime: DeviceRuntime, plans: Mapping[str, Sequence[Granules]]) -> None:
+    async def _hold(self, runtime: DeviceRuntime, plans: Mapping[str, Sequence[Granules]], address: str) -> None:
         """Have tenants of a device side ready for a move to these granules, and log what is new or has other models now."""
         try:
             found = await runtime.placements.hold(plans)
@@ -247,7 +247,7 @@ class PlacementPlans:
             if now:
                 self._logged[name] = now
             for state in now if now and now != before else ():
-                _log_ready(name, state)
+                _log_ready(name, state, address)
 
 
 def _log_notes(before: Mapping[str, Fence], now: Mapping[str, Fence]) -> None:
@@ -262,14 +262,13 @@ def _log_notes(before: Mapping[str, Fence], now: Mapping[str, Fence]) -> None:
                 fence_log.log(logging.WARNING if nothing else logging.INFO, "tenant %s: %s", name, note)
 
 
-def _log_ready(tenant: str, state: ReadyShare) -> None:
-    granules, count = list(state.granules), state.models
+def _log_ready(tenant: str, state: ReadyShare, address: str) -> None:
+    where, count = spelled(state.granules, address), state.models
     if not count:
-        text = "%s has no model ready on granules %s: a move there takes as long as without a ladder"
-        ladder_log.info(text, tenant, granules)
+        ladder_log.info("%s has no model ready on %s: a move there takes as long as without a ladder", tenant, where)
         return
     models = f"{count} model{'s' * (count != 1)}"
-    ladder_log.info("%s can switch to granules %s: %s ready, %.1f MB more", tenant, granules, models, state.bytes / 1e6)
+    ladder_log.info("%s can switch to %s: %s ready, %.1f MiB more", tenant, where, models, state.bytes / 2**20)
 
 
 def _log_failure(work: "asyncio.Task[None]") -> None:

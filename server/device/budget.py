@@ -56,10 +56,10 @@ def refusal(tenant: TenantConfig, held: Iterable[Claim], needed: Claim) -> str:
     used = sized(sum(claim.nbytes for claim in taken))
     named = [f"{claim.label} {sized(claim.nbytes)}" for claim in taken[:_MOST_NAMED]]
     named += [f"{len(taken) - _MOST_NAMED} more"] if len(taken) > _MOST_NAMED else []
-    hint = "" if tenant.paging else f", or set {dotted(('tenants', tenant.name, 'paging'))}"
+    or_paging = "" if tenant.paging else f", or set {dotted(('tenants', tenant.name, 'paging'))}"
     return (
         f"{need}, but {tenant.name} has {used} of {sized(limit)} in use by {', '.join(named)}: {over} too many; "
-        f"unload something, raise {key}{hint}"
+        f"unload something{' or' if tenant.paging else ','} raise {key}{or_paging}"
     )
 
 

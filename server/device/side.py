@@ -13,6 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from engines import EngineError, Executor
 from partitions import Device, Partition, PartitionError
+from partitions.health import spelled
 
 from ..control.fence import Fence
 from ..control.stretch import Wide
@@ -142,8 +143,9 @@ class Role(ABC):
 
     def _leave_out(self, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
         if not (refusal.adds and key in placement.refused):
-            text, granules = "tenant %s: model %s is not ready on granules %s, %s: %s", list(placement.partition.granules)
-            self.log.warning(text, self._name, label_of(key), granules, self.without, refusal.why)
+            where = spelled(placement.partition.granules, self._means.device.address)
+            text = "tenant %s: model %s is not ready on %s, %s: %s"
+            self.log.warning(text, self._name, label_of(key), where, self.without, refusal.why)
         placement.refused[key] = refusal
 
 

@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from partitions.health import CoreTime, Health, core_times, cores_of, from_line, host_memory, memory_left, on_bus, to_line
+from partitions.health import (
+    CoreTime,
+    Health,
+    core_times,
+    cores_of,
+    from_line,
+    host_memory,
+    memory_left,
+    on_bus,
+    spelled,
+    to_line,
+)
 
 STAT = """cpu  300 0 100 1600 0 0 0 0 0 0
 cpu0 100 0 50 800 50 0 0 0 70 0
@@ -80,3 +91,8 @@ def test_addresses_are_of_a_bus_or_cores() -> None:
     assert on_bus("0000:4e:00.0")
     assert not any(map(on_bus, ("", "0,1,4")))
     assert (cores_of("0,1,4"), cores_of("3"), cores_of("0000:4e:00.0"), cores_of("")) == ([0, 1, 4], [3], [], [])
+
+
+def test_granules_of_a_cpu_are_spelled_as_its_cores() -> None:
+    assert [spelled((0, 2), "1,4,6"), spelled((2,), "1,4,6")] == ["cores 1, 6", "core 6"]
+    assert [spelled((0, 2), "0000:4e:00.0"), spelled((2,), "")] == ["granules 0, 2", "granule 2"]

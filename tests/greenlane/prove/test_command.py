@@ -198,6 +198,25 @@ def test_strains_that_no_tenant_s_share_has_are_refused_before_anything_is_measu
     assert "probing" not in said
 
 
+@pytest.mark.parametrize("words", [["--memory"], ["--strains", "memory-read"]])
+def test_strains_that_no_neighbour_feels_are_refused_before_anything_is_measured(
+    config: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each tenant has a device of its own."""
+    apart = config.parent / "apart.toml"
+    tables = [
+        f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"\n[tenants.{name}]\ndevice = "{name}"\ncores = 1\nmodels = ["*"]\n'
+        for name, core in zip(("acme", "globex"), CORES, strict=True)
+    ]
+    apart.write_text("".join(('[models]\nrepository = "models"\n', *tables)))
+    assert main(["--config", str(apart), "--seconds", "8", *words], PROGRAM) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"{PROGRAM}: {words[0]}: no two tenants share a device, so none feels another's strains; leave it out\n"
+    )
+    assert "probing" not in said
+
+
 class BesideGpu(Access):
     """A server that has two more tenants, on a GPU."""
 

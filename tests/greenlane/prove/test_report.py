@@ -42,7 +42,7 @@ def result(beside: float = 1000, control: float = 9000, word: Word | None = None
 
 
 def findings(*results: Result, untried: dict[Pair, str] | None = None) -> Findings:
-    located = [Located("acme", "core", (0, 1, 2, 5), "isolated", "it ran", (0,), "not exercised", "unseen")]
+    located = [Located("acme", "core", (0, 1, 2, 5), "isolated", "it ran", (0, 1), "not exercised", "unseen")]
     measured = [Measured(PAIR, "m", 100.0, 0.0001, 0.02, results)] if results else []
     tenants = [Surveyed("acme", undriven={"broken": "it is <not> ready"})]
     return Findings("c.toml", 60.0, {"date": "today"}, located, tenants, measured, untried or {})
@@ -198,6 +198,7 @@ def test_the_text_says_the_verdict_last_and_why_what_is_not_isolated_is_not() ->
     lines = text.render(findings(result(), result(beside=2000), untried={Pair("b", "a"): "there was no time"})).splitlines()
     assert lines[-1].startswith("leaks: ")
     assert any("acme: probe on cores 0-2,5: isolated" in line for line in lines)
+    assert any("acme: models on cores 0-1: not exercised" in line for line in lines)
     assert any("at most 1.3 is allowed" in line for line in lines)
     assert "Pairs: 1 leaks, 1 not tried" in lines
     assert "  b beside a: there was no time" in lines

@@ -209,6 +209,13 @@ def test_a_device_without_a_meter_has_no_watts() -> None:
     assert not any("WATTS" in line for line in lines(rates))
 
 
+def test_a_device_of_one_unit_has_no_plural() -> None:
+    rates = between(looked(10, 5, 100), looked(12, 7, 300))
+    assert rates
+    shown = lines(replace(rates, devices=[*rates.devices, replace(rates.devices[0], name="1", unit="core", units=1)]))
+    assert [line.split(",")[0] for line in shown if line.startswith("device")] == ["device 0: 4 SMs", "device 1: 1 core"]
+
+
 def test_once_prints_one_table_and_json_one_object(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([url(server), "--once", "--interval", "0.01"], "greenlane top") == 0
     assert "acme" in capsys.readouterr().out

@@ -20,7 +20,9 @@ def test_a_refusal_has_the_arithmetic_and_what_can_be_done() -> None:
         "bert 1 18 GiB, small 1 1 GiB: 274 MiB too many; unload something, raise tenants.acme.device_memory, or set "
         "tenants.acme.paging"
     )
-    assert refusal(tenant(20 * GIB, paging=True), held, needed).endswith("unload something, raise tenants.acme.device_memory")
+    assert refusal(tenant(20 * GIB, paging=True), held, needed).endswith(
+        "; unload something or raise tenants.acme.device_memory"
+    )
 
 
 def test_a_model_that_is_larger_than_the_budget_is_refused_without_the_others() -> None:

@@ -421,7 +421,7 @@ async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
         await site.settled()
         (problem,) = (await fence(site)).problems
         assert problem == "a/1: no such kernels"
-    assert "model a/1 is not ready on granules [0, 1], so nothing holds its memory bandwidth: no such kernels" in caplog.text
+    assert "model a/1 is not ready on granules 0, 1, so nothing holds its memory bandwidth: no such kernels" in caplog.text
 
 
 async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(site: Site) -> None:

@@ -24,6 +24,7 @@ LADDERS = (
     TenantConfig(name="globex", granules=6, ladder=(4, 6), models=("b",)),
 )
 NARROW, WIDE = (0, 1), (0, 1, 6, 7)
+WHERE = "granules 0, 1, 6, 7"
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ async def test_what_is_ready_is_logged_and_reported_for_the_admin_api(root: Path
         await site.settled()
         ready = {name: each.ready for name, each in (await site.controller.placements.states()).items()}
         assert ready == {"acme": [ReadyShare(WIDE, 2, 0)], "globex": [ReadyShare((2, 3, 4, 5), 1, 0)]}
-    assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
+    assert f"acme can switch to {WHERE}: 2 models ready, 0.0 MiB more" in caplog.messages
 
 
 async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_back_the_same_way(site: Site) -> None:
@@ -201,9 +202,7 @@ async def test_a_rung_without_room_for_any_model_is_not_said_to_be_ready(root: P
     caplog.set_level(logging.INFO)
     async with counting(root, 21) as site:
         assert rungs(site)["acme"] == {WIDE: 0}
-    assert (
-        f"acme has no model ready on granules {list(WIDE)}: a move there takes as long as without a ladder" in caplog.messages
-    )
+    assert f"acme has no model ready on {WHERE}: a move there takes as long as without a ladder" in caplog.messages
     assert "acme can switch to" not in caplog.text
 
 
@@ -213,10 +212,7 @@ async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
     async with counting(root, 25) as site:
         assert rungs(site)["acme"] == {WIDE: 1}
         assert await used(site) == 23
-        assert (
-            f"b/1 is not ready on granules {list(WIDE)}, so the tenant cannot just switch to them: it needs 3 bytes of"
-            in caplog.text
-        )
+        assert f"b/1 is not ready on {WHERE}, so the tenant cannot just switch to them: it needs 3 bytes of" in caplog.text
         assert "acme has 23 bytes of 25 bytes in use" in caplog.text
         moved = await move(site, acme=4, globex=4)
         assert [pause.ladder for pause in moved.paused.values()] == [False, True], "not all models were ready there"

@@ -282,7 +282,7 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     await site.settled()
     state = (await site.controller.placements.states())["acme"].wide
     assert state.problems == ["a/1: too wide"]
-    assert "model a/1 is not ready on granules [0, 1, 2, 3, 4], and runs on its share only: too wide" in caplog.text
+    assert "model a/1 is not ready on granules 0, 1, 2, 3, 4, and runs on its share only: too wide" in caplog.text
     await site.infer("acme", "a")
     await go_wide(site)
     await site.controller.close()
