@@ -166,7 +166,8 @@ class Device(Protocol):
     def unit(self) -> str:
         """The unit that granules are counted in: `core` or `SM`.
 
-        Shares of another unit are `granules`, unless `server.config.tenant` has a key for it.
+        Shares of another unit are `granules`, unless `server.config.tenant` has a key for it. What is no core is taken to be an
+        SM by `greenlane init`, and to have PCIe by `greenlane prove` and `top` and by `server.control.fence`.
         """
 
     @property
