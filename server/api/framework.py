@@ -63,7 +63,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Do this work and return its response, but cancel it when the client disconnects. The body must have been received."""
+    """Do this work and return its response, but cancel it when the client disconnects; what still comes of its body is lost."""
     working, disconnecting = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((working, disconnecting), return_when=asyncio.FIRST_COMPLETED)

@@ -38,13 +38,10 @@ async def _open_turn(request: Request) -> asyncio.Lock:
 
 
 @router.get("/v2/logging")
-async def settings(
-    service: ServiceDep, forward: ForwardDep, turn: Annotated[asyncio.Lock, Depends(_open_turn)], request: Request
-) -> Response:
-    """Anybody may ask. So one is forwarded at a time, without its body: the supervisor answers so many at once, and others of
-    this process are administrators'.
+async def settings(forward: ForwardDep, turn: Annotated[asyncio.Lock, Depends(_open_turn)], request: Request) -> Response:
+    """Anybody may ask. So one is forwarded at a time: the supervisor answers so many at once, and others of this process are
+    administrators'. Its body is not read, as the memory for bodies is theirs, too.
     """
-    await read_body(request, service.uploads)
 
     async def forwarded() -> Response:
         async with turn:

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from fastapi import APIRouter, Request
 
 from server.api import framework, model_control
+from server.api.body import MAX_BODY
 from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.errors import Unavailable
@@ -19,7 +20,7 @@ from server.http.compression import encoding_of
 from server.http.exchange import Reply
 from server.processes.http_side import proxy
 from server.processes.http_side.proxy import ForwardedRequest, answer
-from server.tenants.service import Service, Tenant, open_tenant
+from server.tenants.service import TENANTLESS_MEMORY, Service, Tenant, open_tenant
 from tests.memory import linked
 
 ACME = TenantConfig(name="acme", granules=1, models=("*",))
@@ -92,6 +93,27 @@ async def test_what_anybody_may_ask_leaves_room_for_administrators() -> None:
         await asyncio.gather(*flood)
     assert len(asked) == 201
     assert asked[0].body == b""
+
+
+async def test_bodies_of_anybody_that_do_not_end_leave_administrators_room_for_theirs() -> None:
+    begun, end = list[int](), asyncio.Event()
+
+    async def endless(number: int) -> AsyncIterator[bytes]:
+        begun.append(number)
+        yield b"x"
+        await end.wait()
+
+    async def look(http: httpx.AsyncClient, number: int) -> httpx.Response:
+        announced = {"Content-Length": str(MAX_BODY)}
+        return await http.request("GET", "/v2/logging", content=endless(number), headers=announced)
+
+    async with near() as http:
+        looks = [asyncio.ensure_future(look(http, number)) for number in range(TENANTLESS_MEMORY // MAX_BODY)]
+        while len(begun) + sum(each.done() for each in looks) < len(looks):
+            await asyncio.sleep(0)
+        assert (await http.put("/admin/echo", content=b"{}", headers={"X-Field": "value"})).status_code == 200
+        end.set()
+        await asyncio.gather(*looks)
 
 
 async def test_the_device_process_decides_which_methods_are_allowed() -> None:
