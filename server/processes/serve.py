@@ -66,13 +66,14 @@ async def serve(
             on_hang_up = partial(_hang_up, terminal, signalled, server.reloader)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hang_up)
         try:
-            async with Watcher(server.controller):
+            async with AsyncExitStack() as watching:
 
                 def on_started() -> None:
                     _set_affinity(config, server.supervisor, server.controller, server.devices, allowed, server.counts)
                     log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
 
-                return await _run_until_end(signalled, server.supervisor, server.controller, on_started, abandon)
+                start = partial(_start, server.supervisor, server.controller, watching)
+                return await _run_until_end(signalled, server.supervisor, server.controller, start, on_started, abandon)
         finally:
             server.supervisor.kill()
             await server.supervisor.free_devices()
@@ -97,9 +98,17 @@ async def _close(groups: Iterable[MpsGroup]) -> None:
     await together(each.close() for each in groups)
 
 
-async def _start(supervisor: Supervisor, controller: Controller) -> None:
-    """Start processes and devices at the same time: the second wait for the first."""
-    await all_or_none((supervisor.start(), controller.start()))
+async def _start(supervisor: Supervisor, controller: Controller, watching: AsyncExitStack) -> None:
+    """Start processes and devices at the same time: the second wait for the first.
+
+    The first serve, and say that the server starts, while the repository is looked at, whose disk may hang.
+    """
+
+    async def load() -> None:
+        await watching.enter_async_context(Watcher(controller))
+        await controller.start()
+
+    await all_or_none((supervisor.start(), load()))
 
 
 def _set_affinity(
@@ -133,6 +142,7 @@ async def _run_until_end(
     signalled: asyncio.Event,
     supervisor: Supervisor,
     controller: Controller,
+    start: Callable[[], Coroutine[Any, Any, None]],
     on_started: Callable[[], None],
     abandon: Callable[[int], object],
 ) -> int:
@@ -152,7 +162,7 @@ async def _run_until_end(
         await controller.close()
 
     end = ServerEnd(controller, kill)
-    starting = asyncio.create_task(_start(supervisor, controller))
+    starting = asyncio.create_task(start())
     try:
         if not await _first(asyncio.wait({starting}), signalled.wait()):
             starting.result()

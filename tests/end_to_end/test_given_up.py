@@ -7,9 +7,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import httpx
 import pytest
 
-from .processes import Running, configure, running_apart, tenant
+from greenlane.load.server_process import free_port
+
+from .processes import Running, configure, running_apart, running_module, tenant
 from .wire import until
 
 SHARES = """
@@ -94,3 +97,31 @@ def test_a_server_that_is_killed_while_it_looks_at_a_gpu_that_hangs_leaves_no_pr
         server.signal(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         until(lambda: not left(temporary))
+
+
+def answers(http: httpx.Client) -> bool:
+    with suppress(httpx.TransportError):
+        answer = http.get("/v2/health/ready")
+        return (answer.status_code, answer.json()) == (503, {"error": "the server is starting"})
+    return False
+
+
+def test_a_server_says_that_it_starts_and_can_be_ended_while_it_looks_at_an_endless_repository(tmp_path: Path) -> None:
+    models, port = tmp_path / "models", free_port()
+    for name in map(str, range(12)):  # Links from each to all others are as many paths as are looked at of a model.
+        (models / "first" / name).mkdir(parents=True)
+        for other in map(str, range(12)):
+            (models / "first" / name / other).symlink_to(f"../{other}")
+    for name in map(str, range(1000)):
+        (models / name).symlink_to("first")
+    config = configure(tmp_path / "c.toml", models, tenant(), port=str(port), drain_timeout='"2s"')
+    with (
+        running_module("server", config, signs=()) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=1) as http,
+    ):
+        until(lambda: answers(http))
+        server.signal()
+        assert server.wait() == 0
+    log = "".join(server.log)
+    assert "drained: every request was answered" in log
+    assert "Traceback" not in log
