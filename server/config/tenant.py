@@ -141,8 +141,8 @@ class TenantConfig(Section, frozen=True):
     in_flight: int = Field(
         default=2,
         ge=1,
-        description="Runs handed to each partition at a time: one runs, the others follow on its stream; more while "
-        "runs take well under 0.1 ms. On a CPU nothing is handed over ahead.",
+        description="Runs handed to each partition at a time: one runs, others follow on its stream; more while runs take "
+        "well under 0.1 ms. On a CPU a batch that can grow waits.",
     )
     max_execution: Duration | None = Field(
         default=None, examples=["5min"], description="Replaces `server.max_execution` for this tenant."
