@@ -153,7 +153,7 @@ async def tenants(controller: ControllerDep) -> Response:
             "queue": tenant.queue,
             "credits": tenant.in_flight,
             "models": [entry.as_json() for entry in report.index],
-            **{key: count for key, count in report.lane._asdict().items() if key != "limited"},
+            **{key: count for key, count in report.lane._asdict().items() if key not in ("limited", "ran")},
             "age_seconds": round(report.age, 3),
         }
         for tenant, report in await controller.reports()

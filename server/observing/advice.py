@@ -59,7 +59,8 @@ def advise(tenant: str, need: Need, share: Share, target: float | None) -> Advic
     """What to do with a tenant's share; `target` is the p99 in seconds that it is to keep, None for a tenant without one."""
     facts = f"{tenant} uses {100 * need.busy:.0f} % of {share.text(share.granules)}"
     if not need.requests and not need.turned_away:
-        return Advice("unknown", None, "none", f"{facts}: no requests in {need.seconds:.3g} s")
+        what = "no request was answered" if need.busy else "no requests"
+        return Advice("unknown", None, "none", f"{facts}: {what} in {need.seconds:.3g} s")
     if target is None:
         return Advice("unknown", None, "none", f"{facts}; {_p99(need)}: no target_p99 to compare it with")
     facts = f"{facts}; {_p99(need)}, target {time_text(target)}"

@@ -252,7 +252,7 @@ class _View:
         if need is None:
             return "not measured"
         if not need.requests:
-            return "no requests"
+            return f"{100 * need.busy:.0f} % busy, no request answered" if need.busy else "no requests"
         of = f" of {time_text(target)}" if target is not None else ""
         return f"{100 * need.busy:.0f} % busy, p99 {time_text(need.p99 or 0.0)}{of}"
 

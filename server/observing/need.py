@@ -75,12 +75,14 @@ class Counted:
     turned_away: int
     limited: int = 0
     held: int = 0
+    ran: int = 0
+    """Nanoseconds, also of works whose requests failed or were given up."""
 
 
 def counted(report: Report, at: float, held: int = 0) -> Counted:
     """The counters in a report that was made at this time, in seconds on any clock; `held` are as in `Need`."""
-    models = {(each.name, each.version): _counters(each) for each in report.served}
-    return Counted(at, models, report.lane.rejected + report.lane.expired, sum(report.lane.limited), held)
+    models, lane = {(each.name, each.version): _counters(each) for each in report.served}, report.lane
+    return Counted(at, models, lane.rejected + lane.expired, sum(lane.limited), held, lane.ran)
 
 
 def held(tenant: TenantConfig, fence: FencedTenant | None) -> int:
@@ -93,11 +95,11 @@ def held(tenant: TenantConfig, fence: FencedTenant | None) -> int:
 def need(before: Counted, after: Counted) -> Need:
     """What was needed between two moments."""
     grown = [_grown(before.models.get(key, ()), counters) for key, counters in after.models.items()]
-    requests, queue, busy, *buckets = [sum(each) for each in zip(*grown, strict=True)] or [0] * (3 + len(BOUNDS) + 1)
+    requests, queue, *buckets = [sum(each) for each in zip(*grown, strict=True)] or [0] * (2 + len(BOUNDS) + 1)
     seconds = max(after.at - before.at, 1e-9)
     return Need(
         seconds,
-        min(1.0, busy / 1e9 / seconds),
+        min(1.0, _since(before.ran, after.ran) / 1e9 / seconds),
         queue / 1e9 / requests if requests else 0.0,
         tuple(buckets),
         _since(before.turned_away, after.turned_away),
@@ -111,7 +113,7 @@ def _since(before: int, after: int) -> int:
 
 
 def by_model(before: Counted, after: Counted) -> dict[tuple[str, str], Need]:
-    """The same for each model and version alone. Nothing is known of what was turned away."""
+    """The same for each model and version alone. Nothing is known of what was turned away, and of how busy each kept it."""
     found = {}
     for key, counters in after.models.items():
         known = {key: before.models[key]} if key in before.models else {}
@@ -174,10 +176,9 @@ def below(buckets: Sequence[int], seconds: float) -> float:
 
 
 def _counters(report: ModelReport) -> tuple[int, ...]:
-    """Requests, nanoseconds queued, nanoseconds that the partition ran it, and the histogram."""
+    """Requests, nanoseconds queued, and the histogram."""
     found = report.statistics
-    ran = sum(size.compute_infer for sizes in (found.sizes, found.runs) for size in sizes.values())
-    return found.success.count, found.queue.ns, ran, *found.buckets
+    return found.success.count, found.queue.ns, *found.buckets
 
 
 def _grown(before: Sequence[int], after: Sequence[int]) -> Sequence[int]:

@@ -102,6 +102,7 @@ class Lane:
             self.admission.invalid,
             (requests, nbytes, connections, bodies),
             self.admission.unread,
+            self._scheduler.ran,
         )
 
     def backlog(self) -> Counter[ModelKey]:
@@ -306,7 +307,7 @@ class Lane:
         scheduler.deferred = completions.deferred()
         scheduler.on_host_cores = completions.on_host_cores()
         for done in ended:
-            scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
+            scheduler.finish(done.slot, done.ended - done.began, done.failure is not None)
         if scheduler.batchable and self._link.tickets.run_now is None:
             self._launcher.launch()  # Before the answers are written, which takes a while; the next work can run meanwhile.
         for done in ended:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 class LaneStatistics(NamedTuple):
     """Requests queued now, in flight, and running although their clients disconnected; and counted since the start: refused for
-    lack of room, timed out, invalid, and refused for each of the tenant's limits, in the order of `limits.LIMITS`; and
-    connections closed because their clients did not read their answers.
+    lack of room, timed out, invalid, and refused for each of the tenant's limits, in the order of `limits.LIMITS`; connections
+    closed because their clients did not read their answers; and the nanoseconds that works ran, answered or not.
     """
 
     waiting: int
@@ -17,6 +17,7 @@ class LaneStatistics(NamedTuple):
     invalid: int = 0
     limited: tuple[int, int, int, int] = (0, 0, 0, 0)
     unread: int = 0
+    ran: int = 0
 
 
 class SlotStatistics(NamedTuple):

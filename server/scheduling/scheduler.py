@@ -40,7 +40,7 @@ class Scheduler:
     deferred while their shapes are prepared. `on_host_cores` is whether works run on the cores that answer requests, so that
     launching ahead gains nothing. While `held` is set nothing is launched; requests are queued, as many as could be queued and
     launched otherwise. `batchable` is how many queued requests can be batched: while there are any, use `choose` and
-    `launch` instead of `take`.
+    `launch` instead of `take`. `ran` is the nanoseconds that works took which have ended.
     """
 
     def __init__(self, limit: int, in_flight_limit: int, horizon: int = 0, setting: str = "limit") -> None:
@@ -50,7 +50,7 @@ class Scheduler:
         self.setting = setting
         self.batchable = 0
         self.deferred = 0
-        self.paused = 0
+        self.paused = self.ran = 0
         self.on_host_cores = self.held = False
         self._waiting: list[Queued] = []
         self._in_flight: set[int] = set()
@@ -139,10 +139,11 @@ class Scheduler:
         for priority, arrival, ticket, _ in members:
             insort(self._waiting, (priority, arrival, ticket, None))
 
-    def finish(self, slot: int, took: int | None = None) -> None:
-        """The work of this slot has ended after `took` ns, None if it failed. Raises KeyError if it was not in flight."""
+    def finish(self, slot: int, took: int, failed: bool = False) -> None:
+        """The work of this slot has ended after `took` nanoseconds. Raises KeyError if it was not in flight."""
         self._in_flight.remove(slot)
-        if took is not None:  # The longest recent duration: rises at once, decays slowly.
+        self.ran += took
+        if not failed:  # The longest recent duration: rises at once, decays slowly.
             self._longest = max(1, took, self._longest - (self._longest >> 3))
             self._current_limit = max(self.in_flight_limit, self.horizon // self._longest)
 

@@ -21,7 +21,8 @@ class Queue:
     work: float
     serial: float = 0.2
     free_at: float = 0.0
-    counts: list[int] = field(default_factory=lambda: [0] * (3 + len(BOUNDS) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * (2 + len(BOUNDS) + 1))
+    ran: int = 0
 
     def run(self, since: float, until: float, granules: int, chance: random.Random) -> None:
         """Serve what arrives in this time. Requests that end later are counted now: a busy queue is noticed early."""
@@ -33,11 +34,11 @@ class Queue:
             self.free_at = begins + took
             self.counts[0] += 1
             self.counts[1] += int((begins - now) * 1e9)
-            self.counts[2] += int(took * 1e9)
-            self.counts[3 + bisect_left(BOUNDS, (self.free_at - now) * 1e9)] += 1
+            self.ran += int(took * 1e9)
+            self.counts[2 + bisect_left(BOUNDS, (self.free_at - now) * 1e9)] += 1
 
     def counted(self, at: float) -> Counted:
-        return Counted(at, {("model", "1"): tuple(self.counts)}, 0)
+        return Counted(at, {("model", "1"): tuple(self.counts)}, 0, ran=self.ran)
 
 
 @dataclass

@@ -43,6 +43,7 @@ ALL = f"it has the whole device, so it takes {INSTEAD}"
         (need(0.1, 1.5, 100), FOUR, 0.005, ("unknown", None, "none"), "100 requests are too few for a p99, 500 take 50 s"),
         (need(0.1, 1.5), FOUR, None, ("unknown", None, "none"), "p99 is 1.99 ms: no target_p99 to compare it with"),
         (need(0.0, 1.0, 0), FOUR, 0.005, ("unknown", None, "none"), "0 % of 4 cores: no requests in 10 s"),
+        (need(0.9, 1.0, 0), FOUR, 0.005, ("unknown", None, "none"), "90 % of 4 cores: no request was answered in 10 s"),
     ],
 )  # fmt: skip
 def test_advice_is_a_sentence_with_its_numbers(

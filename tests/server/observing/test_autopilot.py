@@ -26,6 +26,8 @@ def need(busy: float, queue: float, p99: float) -> Need:
 
 
 IDLE = Need(15.0, 0.0, 0.0)
+GIVEN_UP = Need(15.0, 0.9, 0.0)
+"""Clients disconnect before their answers."""
 LATE = need(0.6, 0.006, 0.012)
 EASY = need(0.12, 0.0, 0.0011)
 GOALS = {"acme": Goal(0.005, 1), "globex": Goal(0.005, 1)}
@@ -64,7 +66,7 @@ def test_one_late_measurement_moves_nothing() -> None:
     assert patient.decide(15.0, 6, OWN, needs)
 
 
-@pytest.mark.parametrize("busy", [need(0.5, 0.0, 0.0011), need(0.3, 0.0, 0.003), replace(EASY, turned_away=1)])
+@pytest.mark.parametrize("busy", [need(0.5, 0.0, 0.0011), need(0.3, 0.0, 0.003), replace(EASY, turned_away=1), GIVEN_UP])
 def test_nothing_is_taken_from_who_would_miss_its_own_target(busy: Need) -> None:
     own = {"acme": 2, "globex": 2}
     late = pilot(own=own)
@@ -102,6 +104,12 @@ def test_an_own_share_is_given_back_to_who_needs_it_also_if_the_other_does() -> 
     assert step.counts == {"acme": 2, "globex": 4}
     assert step.reason.startswith("1 core back from globex (60 % busy, p99 4.9 ms of 5 ms) to acme (p99 12 ms")
     assert step.reason.endswith(", which has 1 of its own 2")
+
+
+def test_a_giver_is_described_truly_that_was_busy_without_an_answer() -> None:
+    step = pilot({**GOALS, "globex": Goal(None, 1)}).decide(0.0, 6, OWN, {"acme": LATE, "globex": replace(GIVEN_UP, busy=0.2)})
+    assert step
+    assert "2 cores from globex (20 % busy, no request answered) to acme" in step.reason
 
 
 def test_granules_are_not_given_for_works_that_shares_of_bandwidth_hold() -> None:

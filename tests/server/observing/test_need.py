@@ -18,8 +18,8 @@ def answered(statistics: ModelStatistics, count: int, queued: int, ran: int) -> 
         statistics.succeeded(0, 0, done, (queued + ran) * MS, 1)
 
 
-def report(*models: tuple[str, ModelStatistics], rejected: int = 0, expired: int = 0, limited: int = 0) -> Report:
-    lane = LaneStatistics(0, 0, 0, rejected, expired, limited=(limited, limited, 0, 0))
+def report(*models: tuple[str, ModelStatistics], rejected: int = 0, expired: int = 0, limited: int = 0, ran: int = 0) -> Report:
+    lane = LaneStatistics(0, 0, 0, rejected, expired, limited=(limited, limited, 0, 0), ran=ran * MS)
     served = [ModelReport(name, "1", statistics, 0) for name, statistics in models]
     return Report(served, [], lane, SlotStatistics(0, 0, 0))
 
@@ -27,12 +27,12 @@ def report(*models: tuple[str, ModelStatistics], rejected: int = 0, expired: int
 def test_a_need_is_of_the_requests_between_two_reports() -> None:
     one, other = ModelStatistics(), ModelStatistics()
     answered(one, 50, queued=1, ran=500)
-    before = counted(report(("one", one), ("other", other), rejected=3), 10.0)
+    before = counted(report(("one", one), ("other", other), rejected=3, ran=25_000), 10.0)
     answered(one, 99, queued=2, ran=2)
     answered(other, 1, queued=100, ran=300)
-    found = need(before, counted(report(("one", one), ("other", other), rejected=4, expired=2), 12.0))
+    found = need(before, counted(report(("one", one), ("other", other), rejected=4, expired=2, ran=25_600), 12.0))
     assert (found.seconds, found.requests, found.turned_away) == (2.0, 100, 3)
-    assert found.busy == pytest.approx((99 * 0.002 + 0.3) / 2)
+    assert found.busy == pytest.approx(0.6 / 2), "0.1 s of it without an answer"
     assert found.queue == pytest.approx((99 * 0.002 + 0.1) / 100)
     assert found.p99 == pytest.approx(0.005, rel=0.01)
 
@@ -42,7 +42,13 @@ def test_a_model_that_was_loaded_again_counts_from_zero() -> None:
     answered(old, 50, queued=0, ran=1)
     answered(new, 20, queued=0, ran=1)
     found = need(counted(report(("one", old)), 0.0), counted(report(("one", new)), 1.0))
-    assert (found.requests, found.busy) == (20, pytest.approx(0.02))
+    assert (found.requests, found.queue) == (20, 0.0)
+
+
+def test_works_that_answered_no_request_kept_the_partition_busy() -> None:
+    found = need(counted(report(ran=700), 0.0), counted(report(ran=1500), 1.0))
+    assert (found.requests, found.busy) == (0, pytest.approx(0.8))
+    assert need(counted(report(ran=700), 0.0), counted(report(ran=300), 1.0)).busy == pytest.approx(0.3), "a new process"
 
 
 def test_what_a_limit_refuses_is_no_need_of_a_larger_share() -> None:

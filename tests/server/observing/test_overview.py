@@ -28,7 +28,7 @@ class FakeController:
         self.device.held = {"acme": PartitionInfo((0,), 1), "globex": PartitionInfo((1,), 1)}
         self.placements: Any = PlacementPlans(self.tenants, [self.device], None)  # type: ignore[arg-type]
         self.models = {name: ModelStatistics() for name in self.tenants}
-        self.waiting = dict.fromkeys(self.tenants, 0)
+        self.waiting, self.ran = dict.fromkeys(self.tenants, 0), dict.fromkeys(self.tenants, 0)
         self.rejected = self.limited = 0
         self.silent: set[str] = set()
         self.asked = self.detailed = 0
@@ -39,7 +39,7 @@ class FakeController:
         size = statistics.sizes.setdefault(1, Size())
         size.count += count
         size.total += count * ms * MS
-        size.compute_infer += count * ms * MS
+        self.ran[tenant] += count * ms * MS
         statistics.buckets[next(i for i, bound in enumerate((0.1, 0.2, 0.5, 1, 2, 5, 10)) if ms <= bound)] += count
 
     def device_of(self, tenant: str) -> ControlledDevice | None:
@@ -50,7 +50,7 @@ class FakeController:
         found = []
         for name, tenant in self.tenants.items():
             rejected, limited = (self.rejected, self.limited) if name == "acme" else (0, 0)
-            lane = LaneStatistics(self.waiting[name], 0, 0, rejected, limited=(limited, 0, 0, 0))
+            lane = LaneStatistics(self.waiting[name], 0, 0, rejected, limited=(limited, 0, 0, 0), ran=self.ran[name])
             served = [ModelReport("m", "1", self.models[name], 0)]
             age = 5.0 if name in self.silent else 0.0
             found.append((tenant, Report(served, [], lane, SlotStatistics(0, 0, 0), age)))
@@ -130,6 +130,16 @@ async def test_a_neighbour_whose_request_runs_for_long_does_not_rest(bench: Benc
         bench.controller.answer("acme", 300, 1)
         acme, _ = await bench.after(PERIOD)
     assert acme.isolation.why.startswith("not known yet: 0 of 500")
+
+
+async def test_a_neighbour_whose_requests_all_fail_does_not_rest(bench: Bench) -> None:
+    for _ in range(5):
+        bench.controller.answer("acme", 300, 1)
+        bench.controller.ran["globex"] += 4000 * MS
+        acme, globex = await bench.after(PERIOD)
+    assert acme.isolation.why.startswith("not known yet: 0 of 500")
+    assert globex.need
+    assert (globex.need.requests, globex.need.busy) == (0, pytest.approx(0.8))
 
 
 async def test_a_tenant_alone_has_no_neighbour_to_compare_with(bench: Bench) -> None:

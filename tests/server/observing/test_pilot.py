@@ -68,12 +68,12 @@ class FakeController:
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         found = []
         for name, queue in self.queues.items():
-            requests, waited, ran, *buckets = queue.counts
-            statistics = ModelStatistics({1: Size(requests, 0, waited, 0, ran)}, buckets=list(buckets))
+            requests, waited, *buckets = queue.counts
+            statistics = ModelStatistics({1: Size(requests, 0, waited)}, buckets=list(buckets))
             report = Report(
                 [ModelReport("m", "1", statistics, 0)],
                 [],
-                LaneStatistics(0, 0, 0, 0),
+                LaneStatistics(0, 0, 0, 0, ran=queue.ran),
                 SlotStatistics(0, 0, 0),
                 2.0 if name in self.silent else 0.0,
             )

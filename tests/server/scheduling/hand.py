@@ -41,16 +41,16 @@ class Hand:
     def cancel(self, slot: int, serial: int) -> None:
         self.cancelled.append((slot, serial))
 
-    def put(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> Done:
-        """Complete the oldest ticket."""
-        done = Done(self.tickets.pop(0).slot, outputs, failure, 1, 2)
+    def put(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = (), ran: int = 1) -> Done:
+        """Complete the oldest ticket, which ran for so many nanoseconds."""
+        done = Done(self.tickets.pop(0).slot, outputs, failure, 1, 1 + ran)
         self._link.completions.put(done)
         self._link.completions.ring()
         return done
 
-    async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> None:
+    async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = (), ran: int = 1) -> None:
         """Complete the oldest ticket, and let the lane process its completion."""
-        self.put(failure, outputs)
+        self.put(failure, outputs, ran)
         await settle()
 
 

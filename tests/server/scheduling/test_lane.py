@@ -77,6 +77,26 @@ async def test_a_full_queue_rejects_a_request_and_counts_it(lane: Lane) -> None:
     assert lane.slots.statistics().used == 3
 
 
+async def test_works_count_whether_or_not_they_answered_a_request(lane: Lane, hand: Hand) -> None:
+    ask(lane)
+    await hand.end(ran=5)
+    ask(lane)
+    await hand.end(Failure("raised", "boom"), ran=7)
+    slot, _ = ask(lane)
+    lane.release(slot)  # Its client has gone.
+    await hand.end(Failure("cancelled", ""), ran=11)
+    assert lane.statistics().ran == 23
+
+
+async def test_a_batch_counts_as_one_work(batchable: Lane, hand: Hand) -> None:
+    ask(batchable)
+    for _ in range(3):
+        give(batchable)
+    await hand.end(ran=2)
+    await hand.end(outputs=rows_out(3), ran=5)
+    assert (batchable.statistics().in_flight, batchable.statistics().ran) == (0, 7)
+
+
 async def test_a_deadline_in_flight_is_answered_at_once_and_the_slot_freed_when_the_work_ends(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane, timeout=0.001)
     text = r"^Request timeout expired: 1000 microseconds \(parameters\.timeout\) passed$"

@@ -41,7 +41,7 @@ def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
 def test_finish_raises_for_a_slot_that_is_not_in_flight() -> None:
     scheduler = filled(Scheduler(limit=2, in_flight_limit=1), 0)
     with pytest.raises(KeyError):
-        scheduler.finish(0)
+        scheduler.finish(0, 0, failed=True)
 
 
 def test_an_in_flight_limit_below_what_is_in_flight_launches_nothing_and_loses_nothing() -> None:
@@ -50,9 +50,9 @@ def test_an_in_flight_limit_below_what_is_in_flight_launches_nothing_and_loses_n
     filled(scheduler, 3, 4)
     scheduler.finish(0, 300)  # So long a work that no more are launched ahead.
     assert taken(scheduler) == []
-    scheduler.finish(1)
+    scheduler.finish(1, 0, failed=True)
     assert taken(scheduler) == []
-    scheduler.finish(2)
+    scheduler.finish(2, 0, failed=True)
     assert taken(scheduler) == [3]
 
 
@@ -60,7 +60,7 @@ def ended(scheduler: Scheduler, *took: int | None) -> Scheduler:
     """The scheduler after works that ran one after another, each for so many nanoseconds."""
     for duration in took:
         filled(scheduler, 0).take()
-        scheduler.finish(0, duration)
+        scheduler.finish(0, duration or 0, failed=duration is None)
     return scheduler
 
 
@@ -88,7 +88,7 @@ def test_a_batch_counts_as_one_in_flight_until_it_ends() -> None:
     assert scheduler.in_flight == {7}
     assert (scheduler.batchable, scheduler.statistics().waiting) == (1, 1)
     assert scheduler.choose(0.0).members == ()
-    scheduler.finish(7)
+    scheduler.finish(7, 0, failed=True)
     assert [each[2].slot for each in scheduler.choose(0.0).members] == [3]
 
 
@@ -117,13 +117,13 @@ def test_requests_put_back_keep_their_places_and_are_launched_alone() -> None:
     members = scheduler.choose(0.0).members
     scheduler.launch(members, 7)
     filled(scheduler, 3, 4)
-    scheduler.finish(7)
+    scheduler.finish(7, 0, failed=True)
     scheduler.put_back(members)
     assert scheduler.batchable == 0
     order = []
     for _ in range(5):
         (slot,) = taken(scheduler)
-        scheduler.finish(slot)
+        scheduler.finish(slot, 0, failed=True)
         order.append(slot)
     assert order == [0, 1, 2, 3, 4]
     assert scheduler.idle
@@ -177,7 +177,7 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.in_flight)))
-        self.scheduler.finish(slot)
+        self.scheduler.finish(slot, 0, failed=True)
         self.in_flight.remove(slot)
         self.ended.add(slot)
 

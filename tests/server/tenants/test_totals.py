@@ -49,12 +49,12 @@ def test_a_batch_of_several_processes_is_one_execution() -> None:
 
 
 def test_what_helpers_counted_that_have_ended_stays() -> None:
-    counted = [LaneStatistics(1, 1, 1, number, number, number) for number in (1, 2, 4)]
+    counted = [LaneStatistics(1, 1, 1, number, number, number, ran=number) for number in (1, 2, 4)]
     reports = [report(ModelStatistics(joined_rows=3), lane) for lane in counted[1:]]
     assert ended(reports, known=()).served == [], "a process may report whatever it wants"
     past = ended(reports, known={("m", "1")})
     found = total(report(ModelStatistics(joined_rows=5), counted[0]), [past])
-    assert found.lane == LaneStatistics(1, 1, 1, 7, 7, 7)
+    assert found.lane == LaneStatistics(1, 1, 1, 7, 7, 7, ran=1), "the lead's, which runs the works of all"
     assert found.served[0].statistics.joined_rows == 11
 
 

@@ -44,7 +44,7 @@ STATISTICS = ModelStatistics(
 REPORT = Report(
     [ModelReport("m", "1", STATISTICS, 4)],
     [IndexEntry("m", "1", "READY"), IndexEntry("b", "", "UNAVAILABLE", "why")],
-    LaneStatistics(1, 2, 3, 4, 5, 6, (7, 8, 9, 10), 11),
+    LaneStatistics(1, 2, 3, 4, 5, 6, (7, 8, 9, 10), 11, 12),
     SlotStatistics(1, 2, 3),
 )
 
