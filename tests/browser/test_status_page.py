@@ -207,6 +207,8 @@ async def test_a_narrow_window_needs_no_horizontal_scroll(page: Page) -> None:
     await page.look(width=400)
     await page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert await page.evaluate("document.documentElement.scrollWidth") == 400
+    numbers = "[...document.querySelectorAll('td.number')].map((cell) => getComputedStyle(cell).textAlign)"
+    assert {*await page.evaluate(numbers)} == {"left"}, "each is below its own label there"
     wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > 400.5)"
     assert await page.evaluate(f"{wide}.map((e) => e.outerHTML)") == []
 
