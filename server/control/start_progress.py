@@ -53,5 +53,5 @@ class StartProgress:
         text = f"{ready} of {known} model{'s' * (known != 1)} {'is' if 1 in (ready, known) else 'are'} ready"
         text += f", {failed} cannot be served" if failed else ""
         unknown = len([tenant for tenant in tenants if tenant not in self._last])
-        text += f", without the models of {unknown} tenant{'s' * (unknown != 1)}, not known yet" if unknown else ""
+        text += f", those of {unknown} more tenant{'s' * (unknown != 1)} are not known yet" if unknown else ""
         return "; ".join(filter(None, [text, ", ".join(doing)]))

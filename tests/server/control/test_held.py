@@ -178,7 +178,7 @@ async def test_a_start_is_given_up_where_a_load_that_never_ends_keeps_a_partitio
     where = r"^device 0: its partitions could not be seen to be apart in 600 s, in which no load went on"
     with pytest.raises(DeviceUnavailable, match=where) as raised:
         await site.controller.start()
-    assert "(3 of 9 models are ready, without the models of 2 tenants" in str(raised.value)
+    assert "(3 of 9 models are ready, those of 2 more tenants are not known yet" in str(raised.value)
     assert "compiling or loading the kernels of large (globex)): tenant globex: an inference" in str(raised.value)
     assert len(site.processes["globex"].asked) == 300 + 120
 
