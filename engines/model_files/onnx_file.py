@@ -18,6 +18,7 @@ from ..signature import dimension_name
 
 MOST_BYTES = (1 << 31) - 1
 """No message of protobuf is larger, so no ONNX file is; more weights than that are in files of their own."""
+_LFS = b"version https://git-lfs.github.com/spec/"
 _DOUBLE = 11
 _INT32, _INT64, _BOOL = 6, 7, 9
 _MOST_SIZES = 256
@@ -80,6 +81,8 @@ def blame(data: "bytes | memoryview", error: str) -> str:
     """
     if not data:
         return "not an ONNX file (0 bytes)"
+    if bytes(data[: len(_LFS)]) == _LFS:
+        return "a pointer of Git LFS in place of the file; `git lfs pull` brings that"
     return error if any(read_onnx(data)) else f"not an ONNX file, or a truncated one: {error}"
 
 

@@ -238,8 +238,8 @@ class Repository:
         try:
             path = _model_file(self._root / name / version, config.filenames)
             if not path:
-                listed = _listed(self._root / name / version)
-                other = _misnamed(listed, config.filenames) or unserved_backend(listed)
+                folder = self._root / name / version
+                other = _misnamed(folder, config.filenames) or unserved_backend(_listed(folder))
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             where = os.path.relpath(error.filename or self._root / name / version, self._root)
@@ -304,13 +304,23 @@ def _is_model(path: Path) -> bool:
     return path.suffix in _KINDS and os.path.isfile(path)
 
 
-def _misnamed(listed: Iterable[str], filenames: Sequence[str]) -> str:
-    """What to do with a file of another name than these, as the end of a sentence; "" without one."""
-    found = next((name for name in sorted(listed) if name.isprintable() and name.endswith(_KINDS)), "")
+def _misnamed(folder: Path, filenames: Sequence[str]) -> str:
+    """What to do with a file of another name than these, or in a folder of this one, as the end of a sentence; "" without one.
+
+    Raises OSError.
+    """
+    listed = [name for name in sorted(_listed(folder)) if name.isprintable()]
+    deeper = [f"{name}/{each}" for name in listed if os.path.isdir(folder / name) for each in sorted(_listed(folder / name))]
+    found = next((name for name in (*listed, *filter(str.isprintable, deeper)) if name.lower().endswith(_KINDS)), "")
+    if not found:
+        return ""
     if found in filenames:
         return f"; {found} is {_DANGLING}"
-    name = next((each for each in filenames if each.endswith(Path(found).suffix)), filenames[0])
-    return found and f"; {short(found)} is there: rename it to {name}, or give its name as default_model_filename"
+    name = next((each for each in filenames if each.endswith(Path(found).suffix.lower())), filenames[0])
+    if "/" in found:
+        return f"; {short(found)} is there: move it to {name}"
+    by_name = ", or give its name as default_model_filename" if found.endswith(_KINDS) else ""
+    return f"; {short(found)} is there: rename it to {name}{by_name}"
 
 
 def _elsewhere(model: Path, filename: str) -> str:

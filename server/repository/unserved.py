@@ -32,11 +32,14 @@ _FILES: Mapping[str, str] = MappingProxyType(
         "model.pt2": "pytorch_aoti",
         "model.savedmodel": "tensorflow",
         "model.graphdef": "tensorflow",
+        "model.safetensors": "pytorch",
+        "pytorch_model.bin": "pytorch",
+        "saved_model.pb": "tensorflow",
         "model.xml": "openvino",
         "model.dali": "dali",
     }
 )
-"""Files by which Triton recognizes the backend of a model without a configuration."""
+"""Files by which Triton recognizes the backend of a model without a configuration, and as libraries save them."""
 
 
 def alternative(backend: str) -> str:

@@ -83,6 +83,8 @@ def test_blame_says_whether_the_bytes_are_onnx_at_all() -> None:
     assert blame(whole, "no such operator") == "no such operator"
     assert blame(whole[:-9], "cannot parse") == "not an ONNX file, or a truncated one: cannot parse"
     assert blame(b"", "no graph") == "not an ONNX file (0 bytes)"
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    assert blame(pointer, "cannot parse") == "a pointer of Git LFS in place of the file; `git lfs pull` brings that"
 
 
 def test_fixed_width_numbers_are_passed_over() -> None:

@@ -79,6 +79,8 @@ SYSTEMS = "Too many levels of symbolic links"
 PLACED = "no version in it; expected m/1/model.onnx"
 NONE = "no model.onnx or model.plan in m"
 NAMED = "or give its name as default_model_filename"
+EXPORT = "which is not served; export it to ONNX (torch.onnx.export) and serve that"
+CONVERT = "which is not served; convert it to ONNX (python -m tf2onnx.convert) and serve that"
 HAS_CONFIG = "m/config.pbtxt: "
 LISTINGS = [
     # Files, and config.pbtxt; the versions that are served, and the problem.
@@ -116,6 +118,10 @@ LISTINGS = [
     (["m/1"], None, [], Problem("", f"{PLACED}; m/1 is a file, and a version is a folder")),
     (["m/1/my.onnx"], None, [], Problem("1", f"{NONE}/1; my.onnx is there: rename it to model.onnx, {NAMED}")),
     (["m/1/my.plan"], None, [], Problem("1", f"{NONE}/1; my.plan is there: rename it to model.plan, {NAMED}")),
+    (["m/1/MODEL.ONNX"], None, [], Problem("1", f"{NONE}/1; MODEL.ONNX is there: rename it to model.onnx")),
+    (["m/1/onnx/b.onnx", "m/1/a"], None, [], Problem("1", f"{NONE}/1; onnx/b.onnx is there: move it to model.onnx")),
+    (["m/1/model.safetensors"], None, [], Problem("1", f"{NONE}/1: model.safetensors is of the backend pytorch, {EXPORT}")),
+    (["m/1/saved_model.pb"], None, [], Problem("1", f"{NONE}/1: saved_model.pb is of the backend tensorflow, {CONVERT}")),
     (["m/1/model.onnx -> gone"], None, [], Problem("1", f"{NONE}/1; model.onnx is {LINK}")),
     (["m -> gone"], None, [], Problem("", f"m is {LINK}")),
     (
