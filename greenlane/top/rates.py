@@ -115,12 +115,12 @@ def _since(look: Look) -> float:
     return datetime.fromisoformat(look.usage["since"]).timestamp()
 
 
-def quantile(before: Mapping[float, float], after: Mapping[float, float], part: float) -> float | None:
-    """The time that this part of the requests between two scrapes took at most, by lines between the buckets' bounds.
+def quantile(buckets: Mapping[float, float], part: float) -> float | None:
+    """The time that this part of the requests took at most, by lines between the buckets' bounds.
 
     None without requests. Those beyond the last bound count as that.
     """
-    added = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
+    added = sorted(buckets.items())
     if not added or added[-1][1] <= 0:
         return None
     wanted, low, below = part * added[-1][1], 0.0, 0.0
@@ -150,6 +150,7 @@ def _tenant(
     known = {(each["name"], each["version"]): each for each in before.get("models", ())}
     models = tuple(_model(known.get((each["name"], each["version"]), {}), each, seconds, counted) for each in after["models"])
     units = {key: (after[key] - before.get(key, 0.0)) / seconds for key in ("granted", "used", "idle", "lent", "borrowed")}
+    answered = _answered(old, new)
     return TenantRates(
         name,
         after["device"],
@@ -157,17 +158,36 @@ def _tenant(
         after["share"],
         **units,
         works=sum(each.works for each in models),
-        answered=max(0.0, new.answered - old.answered) / seconds,
-        refused=max(0.0, new.refused - old.refused) / seconds,
+        answered=answered.get(math.inf, 0.0) / seconds,
+        refused=sum(_grown(old.refused.get(each), count) for each, count in new.refused.items()) / seconds,
         waiting=int(new.waiting),
-        p99=quantile(old.buckets, new.buckets, 0.99),
+        p99=quantile(answered, 0.99),
         memory=after["device_memory_bytes"],
         watts=_watts(before, after, seconds),
         age=after["age_seconds"],
         models=models,
         moving=_moving(before, after, counted),
-        narrow=None if new.narrow is None else max(0.0, new.narrow - (old.narrow or 0.0)) / seconds,
+        narrow=None if new.narrow is None else _grown(old.narrow, new.narrow) / seconds,
     )
+
+
+def _answered(before: Requests, after: Requests) -> dict[float, float]:
+    """Requests answered between two looks, by the longest time that they took; of a model that began to count again since all
+    that it has counted.
+    """
+    added: dict[float, float] = {}
+    for model, buckets in after.buckets.items():
+        known = before.buckets.get(model, {})
+        if any(count < known.get(bound, 0.0) for bound, count in buckets.items()):
+            known = {}
+        for bound, count in buckets.items():
+            added[bound] = added.get(bound, 0.0) + count - known.get(bound, 0.0)
+    return added
+
+
+def _grown(before: float | None, after: float) -> float:
+    """By how much a counter has grown, which may have begun at 0 again."""
+    return after if before is None or after < before else after - before
 
 
 def _model(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float, counted: float) -> ModelRates:

@@ -39,17 +39,17 @@ _REFUSED = {f"greenlane_{word}_requests_total" for word in ("rejected", "expired
 
 @dataclass(slots=True)
 class Requests:
-    """Counts of one tenant's requests since the server began, and how many wait now.
+    """Counts of one tenant's requests, each since it began, and how many wait now.
 
-    `buckets` are requests answered, by the longest time that they took, in seconds; each includes those below it.
+    `buckets` are requests answered, by model and version and by the longest time that they took, in seconds; each includes
+    those below it. `refused` is by metric and limit.
     """
 
-    answered: float = 0.0
-    refused: float = 0.0
+    refused: dict[tuple[str, str], float] = field(default_factory=dict)
     waiting: float = 0.0
     narrow: float | None = None
     """Inferences that ran on fewer granules, for a share of bandwidth; None for a tenant without one."""
-    buckets: dict[float, float] = field(default_factory=dict)
+    buckets: dict[tuple[str, str], dict[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,9 @@ def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:
             of = found.setdefault(labels["tenant"], Requests())
             if name == "greenlane_request_duration_seconds_bucket":
                 bound = math.inf if labels["le"] == "+Inf" else float(labels["le"])
-                of.buckets[bound] = of.buckets.get(bound, 0.0) + value
-            elif name == "greenlane_request_duration_seconds_count":
-                of.answered += value
+                of.buckets.setdefault((labels["model"], labels["version"]), {})[bound] = value
             elif name in _REFUSED:
-                of.refused += value
+                of.refused[name, labels.get("limit", "")] = value
             elif name == "greenlane_narrow_launches_total":
                 of.narrow = value
             elif name == "greenlane_waiting_requests":

@@ -197,10 +197,31 @@ def test_a_server_that_was_started_again_has_no_rates_yet() -> None:
 
 
 def test_quantiles_are_between_the_bounds_of_buckets() -> None:
-    assert quantile({}, {}, 0.99) is None
-    assert quantile({1.0: 5.0}, {1.0: 5.0}, 0.99) is None
-    assert quantile({1.0: 5.0, 2.0: 5.0}, {1.0: 5.0, 2.0: 15.0}, 0.5) == 1.5
-    assert quantile({}, {1.0: 0.0, float("inf"): 4.0}, 0.99) == 1.0
+    assert quantile({}, 0.99) is None
+    assert quantile({1.0: 0.0}, 0.99) is None
+    assert quantile({1.0: 0.0, 2.0: 10.0}, 0.5) == 1.5
+    assert quantile({1.0: 0.0, float("inf"): 4.0}, 0.99) == 1.0
+
+
+def test_a_model_that_began_to_count_again_takes_nothing_from_the_others() -> None:
+    """Loading a model that was unloaded once hid, for an interval, the requests of all models of its tenant."""
+    first, second = looked(10, 5, 100), looked(12, 7, 300)
+    for each, old, kept in ((first, 5000, 100), (second, 4, 140)):
+        more = metrics(old).replace('model="mob"', 'model="old"')
+        requests, _ = read_metrics(metrics(kept) + "\n".join(line for line in more.splitlines() if "_bucket" in line) + "\n")
+        each.requests["acme"] = requests["acme"]
+    rates = between(first, second)
+    assert rates
+    assert (rates.tenants[0].answered, rates.tenants[0].refused) == (22, 4)
+    assert rates.tenants[0].p99 == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_replaced_process_counts_from_nothing() -> None:
+    first, second = looked(10, 5, 100), looked(12, 7, 300)
+    first.requests["acme"], second.requests["acme"] = (read_metrics(metrics(each))[0]["acme"] for each in (100, 40))
+    rates = between(first, second)
+    assert rates
+    assert (rates.tenants[0].answered, rates.tenants[0].refused) == (20, 4)
 
 
 def test_a_device_without_a_meter_has_no_watts() -> None:
