@@ -9,6 +9,7 @@ from functools import partial
 
 from ..config.schema import ModelOptions
 from ..config.tables import near_to
+from ..config.tenant import TenantConfig
 from ..control.descriptions import Execution, TenantMemory
 from ..errors import BadRequest, NotFound, Unavailable
 from ..tenants.catalog import UNLOADED, IndexEntry
@@ -127,6 +128,11 @@ class Models:
         names = [each.name for each in changed]
         return changed + [each for each in self._models.served.ensembles(tenant, names) if each.served and each not in changed]
 
+    def _added(self, before: TenantConfig, after: TenantConfig, there: Sequence[str]) -> list[str]:
+        """What the tenant may call only now, or names in place of "*" and never had, as it was not in the repository."""
+        names = set(after.models) - set(before.models) - self._models.served.of(after.name).keys()
+        return [name for name in after.may_call_of(there) if name in names or not before.may_call(name)]
+
     async def _prepare(
         self, tenant: str, models: Sequence[str], options: Mapping[str, ModelOptions], problems: list[str]
     ) -> None:
@@ -134,7 +140,7 @@ class Models:
         before = self._models.tenants[tenant]
         after = before.with_models(models)
         there = await asyncio.to_thread(self._model_loader.names)
-        added = [name for name in after.may_call_of(there) if not before.may_call(name)]
+        added = self._added(before, after, there)
         again = {each.name: each.override for each in self._again(tenant, options) if after.may_call(each.name)}
         stays = {name: loaded for name, loaded in self._models.served.of(tenant).items() if after.may_call(name)}
         tried: dict[str, LoadedModel] = {}
@@ -157,6 +163,8 @@ class Models:
         before = self._models.tenants[tenant]
         self.set({tenant: models})
         after = self._models.tenants[tenant]
+        there = await asyncio.to_thread(self._model_loader.names)
+        added = self._added(before, after, there)
         for loaded in staged.models.values():
             await self._models.publish(tenant, loaded)
         staged.kept.close()
@@ -167,8 +175,6 @@ class Models:
                     log.warning("unavailable for %s: %s, as %s", tenant, ensemble.name, _NO_STEP.format(name))
                     await self._models.publish(tenant, ensemble.stopped(_NO_STEP.format(name)))
             await self._models.forget(tenant, name)
-        there = await asyncio.to_thread(self._model_loader.names)
-        added = [name for name in after.may_call_of(there) if not before.may_call(name)]
         late = [name for name in added if name not in staged.models]
         for name in await asyncio.to_thread(self._model_loader.in_order, late):
             await self._models.load(tenant, name)

@@ -132,6 +132,19 @@ async def test_if_one_model_cannot_be_loaded_nothing_changes(site: Site, fails: 
     await site.infer("globex", "a")
 
 
+async def test_a_name_in_place_of_all_is_a_model_that_is_there(site: Site, root: Path) -> None:
+    """A typo there would take all models away."""
+    acme = site.tenant("acme")
+    with pytest.raises(Conflict, match=r"tenants\.acme\.models: failed to load 'd': not in the repository$"):
+        await use(site, acme=["a", "d"])
+    assert names(acme) == ["a", "b", "c"]
+    add_model(root, "d")
+    await site.controller.unload("acme", "b")
+    await use(site, acme=["b", "d"])
+    assert names(acme) == ["d"], "what was unloaded stays so"
+    await site.infer("acme", "d")
+
+
 async def test_a_model_goes_when_its_requests_have_ended(site: Site) -> None:
     gate = site.script.hold("run")
     asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
