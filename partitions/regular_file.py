@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -49,8 +50,11 @@ def check_writable(path: Path) -> None:
 
     Blocks. Leaves nothing.
     """
-    there = nearest_there(path)
+    there = path
     try:
+        with suppress(FileNotFoundError):
+            os.lstat(path)  # Its name may be too long for one that is not there yet.
+        there = nearest_there(path)
         with there.open("ab") if there == path and there.is_file() else tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:

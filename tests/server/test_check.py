@@ -529,6 +529,12 @@ def test_what_could_not_be_written_is_said(checked: Checked, key: str, path: str
     assert f"greenlane.toml: server.{key}: /proc cannot be written: No such file or directory" in checked.err
 
 
+@pytest.mark.parametrize("key", ["usage_dir", "audit"])
+def test_a_name_that_is_too_long_to_be_written_is_said(checked: Checked, key: str) -> None:
+    assert checked.check(("[server]", f"[server]\n{key} = '{'a' * 256}'")) == 1
+    assert f"server.{key}: {checked.folder / ('a' * 256)} cannot be written: File name too long" in checked.err[1]
+
+
 @pytest.mark.parametrize(("key", "path"), [("usage_dir", "/sys/a/b"), ("audit", "/sys/a")])
 def test_who_could_not_write_is_said(checked: Checked, key: str, path: str) -> None:
     """The server may run as another user."""
