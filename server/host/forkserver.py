@@ -110,7 +110,7 @@ def _start_without_name() -> None:
     """Start it with a socket that only this process can reach, and that has no name any more when this returns."""
     started: Any = forkserver._forkserver
     before: str | None = started._forkserver_address
-    folder = tempfile.mkdtemp(prefix="greenlane-")
+    folder = _make_folder()
     try:
         inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -126,6 +126,15 @@ def _start_without_name() -> None:
         os.rmdir(folder)
         if before and before.startswith(_DESCRIPTORS) and before != started._forkserver_address:
             os.close(int(before.removeprefix(_DESCRIPTORS)))
+
+
+def _make_folder() -> str:
+    """A new folder among the temporary files. Raises OSError."""
+    try:
+        return tempfile.mkdtemp(prefix="greenlane-")
+    except OSError:  # Where temporary files were has been removed, or is full: another place is looked for.
+        tempfile.tempdir = None
+        return tempfile.mkdtemp(prefix="greenlane-")
 
 
 @contextmanager

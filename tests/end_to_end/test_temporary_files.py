@@ -41,6 +41,10 @@ def test_a_server_has_no_temporary_files_and_starts_whatever_the_length_of_their
             with client(server, "acme") as again:
                 until(lambda: answered(again) == 200)
             assert left(temporary) == []
+        temporary.rmdir()
+        _kill_forkserver(server)
+        with client(server, "acme") as again:
+            until(lambda: answered(again) == 200)
         assert len(os.listdir(f"/proc/{server.popen.pid}/fd")) <= descriptors, "one for each forkserver is left open"
 
 
