@@ -85,15 +85,15 @@ def _command() -> str:
 
 
 def write(folder: Path) -> bool:
-    """Write the configuration into this folder, and the demo's models unless it has a folder `models`. Whether it has.
+    """Write the configuration into this folder, and the demo's models unless something is in its `models`. Whether that is so.
 
     Each of the two is there whole or not at all.
 
     Raises FileExistsError where a file would be replaced, OSError, and ConfigError as `demo.build` does.
     """
     file, models = folder / "greenlane.toml", folder / "models"
-    kept = models.is_dir()
-    for path in (file,) if kept else (file, models):
+    kept = models.is_dir() and any(models.iterdir())
+    for path in (file,) if models.is_dir() else (file, models):
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     with closing(open_alone(DeviceConfig())) as device:

@@ -48,6 +48,13 @@ def test_the_next_commands_can_be_pasted_for_a_folder_with_a_space(tmp_path: Pat
     )
 
 
+def test_an_empty_folder_for_models_gets_the_demos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models").mkdir()
+    assert main(["init", str(tmp_path)]) == 0
+    assert f"wrote {tmp_path}/greenlane.toml and {tmp_path}/models; next" in capsys.readouterr().out
+    assert sorted(each.name for each in (tmp_path / "models").iterdir()) == ["identity", "stripes"]
+
+
 def test_models_that_are_there_are_kept_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository.write(tmp_path / "models", "rows", repository.ROWS)
     before = sorted(tmp_path.rglob("*"))
