@@ -75,6 +75,14 @@ def read_onnx(data: "bytes | memoryview") -> OnnxFile:
         return OnnxFile()
 
 
+def unranked_outputs(data: "bytes | memoryview") -> frozenset[str]:
+    """The outputs of which a model does not say how many dimensions they have. Those of a scalar are said to be none."""
+    with suppress(ValueError, IndexError, RecursionError):
+        outputs = [value for graph in _messages(_message(memoryview(data)), 7) for value in _messages(graph, 12)]
+        return frozenset(_text(value, 1) for value in outputs if 2 not in _tensor_type(value))
+    return frozenset()
+
+
 def blame(data: "bytes | memoryview", error: str) -> str:
     """An error text for bytes that the library refused with this error. Says whether they are ONNX at all, which the library
     may not say.
@@ -258,9 +266,13 @@ def _update(digest: Any, message: Message, numbers: Iterable[int]) -> None:
 
 def _declared(value: Message) -> Declared:
     """ValueInfoProto: name 1, type 2; TypeProto.tensor_type 1: elem_type 1, shape 2; its dims 1: dim_value 1, dim_param 2."""
-    tensor = next((t for kind in _messages(value, 2) for t in _messages(kind, 1)), _NOTHING)
+    tensor = _tensor_type(value)
     dims = [dim for shape in _messages(tensor, 2) for dim in _messages(shape, 1)]
     return Declared(_text(value, 1), tuple(map(_dimension, dims)), tensor.get(1) == [_DOUBLE])
+
+
+def _tensor_type(value: Message) -> Message:
+    return next((tensor for kind in _messages(value, 2) for tensor in _messages(kind, 1)), _NOTHING)
 
 
 def _dimension(dim: Message) -> int | str:

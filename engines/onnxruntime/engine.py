@@ -23,6 +23,7 @@ from ..datatypes import DATATYPES
 from ..errors import Cancelled, ExecutionFailed, ModelRefused, OutputsTooLarge, TensorMismatch
 from ..memo import Memo
 from ..memory import SMALL
+from ..model_files.onnx_file import unranked_outputs
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec, dimension_name
 from ..warmup import blank, shape_sets, usual_shapes, warm_up_failed
@@ -60,7 +61,9 @@ class OnnxEngine:
         warm_up: Sequence[Sequence[Shape]],
         settings: RuntimeSettings = DEFAULTS,
         left_out: Sequence[str] = (),
+        unranked: bool = False,
     ) -> None:
+        """`unranked`: of an output not even the number of dimensions is known. In the signature it looks like a scalar."""
         self.path = path
         self.settings = settings
         self.signature = signature
@@ -69,6 +72,7 @@ class OnnxEngine:
         self.left_out = tuple(left_out)
         """A line for each of the file's outputs that is not in the signature."""
         self._model = model
+        self._unranked = unranked
         self._session_bytes: int | None = None
         self._warned = False
         self.endless = False
@@ -101,7 +105,7 @@ class OnnxEngine:
     @property
     def most(self) -> int | None:
         """Bytes that outputs may have, where the data decides how large they are; None: no limit."""
-        return self.settings.memory_limit if is_unsized(self.signature) else None
+        return self.settings.memory_limit if self._unranked or is_unsized(self.signature) else None
 
     def _session(self, cores: int) -> ort.InferenceSession:
         options = session_options(self.settings, cores)
@@ -432,8 +436,10 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     if {"BYTES", "BF16"} <= types:
         raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
     signature = Signature(tuple(inputs), outputs)
+    scalars = {spec.name for spec in outputs if not spec.dims}
+    unranked = bool(scalars and scalars & unranked_outputs(model.view()))
     try:
-        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings, left_out)
+        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings, left_out, unranked)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
 

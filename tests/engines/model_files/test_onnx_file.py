@@ -18,6 +18,7 @@ from engines.model_files.onnx_file import (
     read_onnx,
     source_digest,
     structure_digest,
+    unranked_outputs,
     weight_files,
 )
 
@@ -38,9 +39,15 @@ def test_sizes_that_are_unknown_or_negative_have_no_name() -> None:
     assert file.outputs == (Declared("y", ("", "", 3), False), Declared("z", (), False))
 
 
+def test_an_output_of_which_no_dimensions_are_stated_is_no_scalar() -> None:
+    data = model("m (float[n] x) => (float[] y, float z, float[k] w) { y = Relu(x) z = ReduceSum<keepdims = 0>(x) w = Abs(x) }")
+    assert unranked_outputs(data) == {"y"}
+
+
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x3a\xff", b"\xff" * 100, b"\x08" + b"\xff" * 11, b"\x3a\x05ab", b"\x3b"])
 def test_bytes_that_are_no_onnx_file_have_no_names(data: bytes) -> None:
     assert read_onnx(data) == OnnxFile()
+    assert not unranked_outputs(data)
 
 
 @pytest.mark.parametrize("begin", [b"", b"\x3a\x80\x80\x40"])  # The second one is a graph of a megabyte.

@@ -16,6 +16,8 @@ from tests.memory import Peak, anonymous
 MIB = 1 << 20
 LIMIT = 64 * MIB
 EXPAND = "expand (float[1] x, int64[1] n) => (float[m] y) { y = Expand(x, n) }"
+UNRANKED = "expand (float[1] x, int64[r] n) => (float[] y) { y = Expand(x, n) }"
+"""As exporters write it where the data decides how many dimensions there are, too."""
 BETWEEN = "between (float[1] x, int64[1] n) => (int64[1, m] y) { z = Expand(x, n) s = ReduceSum(z) y = NonZero(s) }"
 
 
@@ -34,10 +36,12 @@ def shape(executor: Executor, *inputs: Array) -> tuple[int, ...]:
     return output.shape
 
 
-@pytest.mark.parametrize("nbytes", [96 * MIB, 16 << 30])
-def test_outputs_over_the_limit_are_refused_and_take_no_memory(tmp_path: Path, partition: CpuPartition, nbytes: int) -> None:
+@pytest.mark.parametrize(("source", "nbytes"), [(EXPAND, 96 * MIB), (EXPAND, 16 << 30), (UNRANKED, 96 * MIB)])
+def test_outputs_over_the_limit_are_refused_and_take_no_memory(
+    tmp_path: Path, partition: CpuPartition, source: str, nbytes: int
+) -> None:
     """Those of up to twice the limit are taken, as tensors between the layers may have as much, and are freed again."""
-    executor, before = bound(tmp_path, partition, EXPAND), anonymous()
+    executor, before = bound(tmp_path, partition, source), anonymous()
     peak = Peak()
     with pytest.raises(OutputsTooLarge, match=rf"at least {nbytes} bytes .* may have {LIMIT} \(memory_limit\)") as raised:
         expand(executor, nbytes)
@@ -87,6 +91,11 @@ def test_memory_of_a_closed_session_is_freed(tmp_path: Path, partition: CpuParti
     assert anonymous() - before > 30 * MIB
     executor.close()
     assert anonymous() - before < 16 * MIB
+
+
+def test_a_scalar_has_a_known_size(tmp_path: Path, partition: CpuPartition) -> None:
+    executor = bound(tmp_path, partition, "sum (float[n] x) => (float y) { z = Add(x, x) y = ReduceSum<keepdims = 0>(z) }")
+    assert shape(executor, np.ones(40 * MIB, np.float32)) == ()
 
 
 def test_a_model_whose_outputs_have_known_sizes_has_no_limit(tmp_path: Path, partition: CpuPartition) -> None:
