@@ -52,7 +52,10 @@ def main() -> None:
     loop = _loop(job)
     if isinstance(loop, Generator):
         signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
-        loop.open()
+        try:
+            loop.open()
+        except RuntimeError as error:
+            sys.exit(str(error))
     gc.freeze()
     gc.disable()
     sys.stdout.buffer.write(b"ready\n")

@@ -300,6 +300,12 @@ def test_a_generator_whose_first_request_is_refused_raises(serve: Callable[[Answ
         seen(open_loop(serve(lambda _: WORSE), [0.0]))
 
 
+def test_a_load_process_says_why_its_first_request_was_refused(serve: Callable[[Answer], Server]) -> None:
+    """`greenlane prove` shows it, as of a tenant with a limit that a server has which it did not start."""
+    with pytest.raises(LoadProcessFailed, match=r"^the first request was answered with 400:"):
+        run([open_loop(serve(lambda _: WORSE), [0.0])])
+
+
 def test_a_generator_whose_first_request_is_not_answered_raises(
     serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
