@@ -194,13 +194,14 @@ class _Check:
         if mps == "auto" and (why := asyncio.run(why_shared(self._config, name, uuid, self._environ))):
             _print_line(f"  one device process for all tenants: {why}")
             return
-        self._apart.add(name)
-        what = "each of which takes some 360 MiB of the GPU, and loads its tenant's models for itself"
-        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, {what}")
         key = (*self._key(name), "mps")
         if device and not uuid:
             self._wrong(key, f'"on", which is for GPUs, and this is {device.describe()}; leave it out')
-        elif mps == "on" and (why := asyncio.run(hindrance(uuid, self._environ))):
+            return
+        self._apart.add(name)
+        what = "each of which takes some 360 MiB of the GPU, and loads its tenant's models for itself"
+        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, {what}")
+        if mps == "on" and (why := asyncio.run(hindrance(uuid, self._environ))):
             self._wrong(key, f'"on", but {why}; or leave it out')
 
     def _run_on(self, name: str, device: Device | None, known: list[str]) -> list[str]:

@@ -770,9 +770,8 @@ def test_a_device_process_for_each_tenant_is_announced_and_what_is_missing_for_i
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert checked.check(('backend = "cpu"', 'backend = "cpu"\nmps = "on"'), device=device) == 2
-    assert any(
-        line.startswith("  1 device process under MPS, each of which takes some 360 MiB of the GPU, ") for line in checked.out
-    )
+    announced = "  1 device process under MPS, each of which takes some 360 MiB of the GPU, "
+    assert any(line.startswith(announced) for line in checked.out) == (device is not on_cpu), "cores have none"
     assert any(line.startswith(said) for line in checked.err), checked.err
 
 
