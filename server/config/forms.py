@@ -64,7 +64,10 @@ def shown(value: object, secret: bool = False) -> str:
     if isinstance(value, list):
         return cut(f"[{', '.join(shown(item, secret) for item in value)}]")
     if isinstance(value, dict):
-        return "a table"
+        if secret:
+            return "a table"
+        items = (f"{dotted((key,))} = {shown(item, secret)}" for key, item in value.items())
+        return cut(f"{{ {', '.join(items)} }}") if value else "{}"
     try:
         return str(value).lower() if isinstance(value, bool) else cut(str(value))
     except ValueError:  # Python writes no integer of more than 4300 digits, but reads one written in hexadecimal.

@@ -281,7 +281,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections(server="cors_origins = '*'"), "server.cors_origins: '*' is not a list of origins of web pages"),
         (sections(server=f"port = 0x{'f' * 4000}"), "server.port: a number of thousands of digits is not a whole number"),
         (sections(server=f"log_level = '{'x' * 99}'"), f"server.log_level: '{'x' * 59}... is not 'debug'"),
-        (sections(models="repository = {}"), "models.repository: a table is not a text"),
+        (sections(models="repository = {}"), "models.repository: {} is not a text"),
         (sections(models=""), "models.repository: missing; expected a text with a path"),
         (sections() + "[models.a]\nmax_batch = -1", "models.a.max_batch: -1 is not a whole number of 0 or more"),
         (
@@ -290,6 +290,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         ),
         (sections(tenants="cores = 1"), "tenants.acme.models: missing; expected a list of one or more model names"),
         (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 character>] is not a list of"),
+        (sections(tenants=ACME + "keys_sha256 = { k = 1 }"), "tenants.acme.keys_sha256: a table is not a list of"),
         (sections(tenants=ACME + "http_processes = 17"), f"tenants.acme.http_processes: 17 {COUNT}"),
         (sections(tenants=ACME + "http_processes = true"), f"tenants.acme.http_processes: true {COUNT}"),
         (sections(tenants=ACME + "http_processes = 'many'"), f"tenants.acme.http_processes: 'many' {COUNT}"),
@@ -592,7 +593,7 @@ def test_the_only_device_is_called_0_or_as_its_table(folder: Path) -> None:
         (ONE_EACH.replace("[devices.b]", '[devices."b c"]').replace('"b"', '"b c"'), "devices.\"b c\": not a device's name; "
          "use up to 128 letters, digits, '.', '_' and '-'"),
         (ONE_EACH.replace("index = 1", "index = [1]"), "devices.b.index: [1] is not a whole number of 0 or more"),
-        (ONE_EACH.replace("index = 1", "index = {}"), "devices.b.index: a table is not a whole number of 0 or more"),
+        (ONE_EACH.replace("index = 1", "index = {}"), "devices.b.index: {} is not a whole number of 0 or more"),
     ],
 )  # fmt: skip
 def test_devices_that_are_in_each_others_way_are_refused(folder: Path, text: str, problem: str) -> None:
@@ -960,6 +961,7 @@ def test_weights_of_a_tenant_hold_in_place_of_those_of_all(folder: Path) -> None
 )
 def test_weights_that_are_none_are_refused(folder: Path, written: str) -> None:
     (problem,) = problems(folder, sections() + f"[models.a]\nweights = {written}")
+    assert problem.startswith(f"models.a.weights: {written.replace(chr(34), '')} is not a table of versions")
     assert "a table of versions and their weights, numbers from 0 to 1000000, not all 0" in problem
     (problem,) = problems(folder, sections(tenants=f"{ACME}weights = {{ a = {written} }}"))
     assert "a table of models with a table each of versions and their weights" in problem

@@ -166,7 +166,7 @@ def test_only_the_beginning_of_a_long_value_is_shown(value: object) -> None:
 
 
 def test_values_are_shown_as_the_file_has_them() -> None:
-    assert shown(["a", True, 3, {"b": 1}]) == "['a', true, 3, a table]"
+    assert shown(["a", True, 3, {"b": 1}]) == "['a', true, 3, { b = 1 }]"
 
 
 @given(annotation=st.sampled_from(ANY_TYPE), value=ANYTHING)
