@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 from greenlane.load.server_process import family_of
+from greenlane.own import HOME
 
 LIBRARIES = (
     "onnxruntime", "tensorrt-rtx-cu13-bindings", "tensorrt-cu13", "cuda-core", "cuda-bindings",
@@ -35,7 +36,7 @@ def describe(command: str) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "libraries": ", ".join(_libraries()),
-        "revision": " ".join(_said("git", "describe", "--always", "--dirty")) or "unknown",
+        "revision": _revision(),
     }
 
 
@@ -56,6 +57,15 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _revision() -> str:
+    """Of the checkout in which this program is. If it is installed, its version: a folder around it may be anyone's."""
+    git = "git", "-C", str(HOME)
+    ours = _said(*git, "rev-parse", "--show-toplevel") == [str(HOME)]
+    return (
+        " ".join(_said(*git, "describe", "--always", "--dirty")) if ours else ""
+    ) or f"version {metadata.version('greenlane')}"
 
 
 def _libraries() -> Iterator[str]:
