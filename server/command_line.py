@@ -25,7 +25,8 @@ configuration is wrong; 70 it hung, as the stacks in its log show, and has to be
 """
 
 
-DEFAULT_CONFIGURATION = f"$GREENLANE_CONFIG, else {BESIDE} of this folder, else the demo"
+_BY_ITSELF = f"$GREENLANE_CONFIG, else {BESIDE} of this folder"
+DEFAULT_CONFIGURATION = f"{_BY_ITSELF}, else the demo"
 """`configuration_file` as the help of commands says it."""
 
 
@@ -100,12 +101,13 @@ def parse_check(arguments: Sequence[str], program: str) -> Options:
     description = "Load every model that a configuration names, print what would be served, and everything wrong with it."
     status = "exit status: 0 all of it can be served; 1 some of it cannot; 2 the configuration is wrong or does not fit"
     parser = _parser(program, description, status)
-    parser.add_argument("file", metavar="FILE", nargs="?", type=file_name, help="TOML configuration")
+    parser.add_argument("file", metavar="FILE", nargs="?", type=file_name, help=f"TOML configuration; default: {_BY_ITSELF}")
     parser.add_argument("--config", metavar="FILE", type=file_name, help="the same")
     words = parser.parse_args(arguments)
-    if (words.file is None) == (words.config is None):
+    file = None if words.file and words.config else configuration_file(words.file or words.config)
+    if file is None:
         parser.error(f"expected one FILE, as in: {program} greenlane.toml")
-    return Options(check=words.file or words.config)
+    return Options(check=file)
 
 
 def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:

@@ -95,8 +95,24 @@ def test_check_takes_a_file_by_its_name_or_as_other_commands_do(ran: list[Option
     assert ran == [Options(check="c.toml"), Options(check="c.toml")]
 
 
+def test_check_takes_what_would_be_served_where_no_file_is_named(
+    ran: list[Options], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GREENLANE_CONFIG", raising=False)
+    Path("greenlane.toml").touch()
+    assert main(["check"]) == 0
+    monkeypatch.setenv("GREENLANE_CONFIG", "c.toml")
+    assert main(["check"]) == 0
+    assert ran == [Options(check="greenlane.toml"), Options(check="c.toml")]
+
+
 @pytest.mark.parametrize("words", [[], ["a", "--config", "b"]])
-def test_check_takes_one_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_takes_one_file(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GREENLANE_CONFIG", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["check", *words])
     assert ended.value.code == 2
