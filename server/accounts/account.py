@@ -3,7 +3,6 @@
 Pure: the caller says what time it is, in nanoseconds on a clock that does not go back.
 """
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -275,8 +274,9 @@ class History:
             self._coarse.popleft()
 
     def before(self, wall: int) -> Totals | None:
-        """The last totals at or before a time in nanoseconds since 1970, or the oldest; None if there are none at all."""
-        every = sorted({each.at: each for each in (*self._coarse, *self._fine)}.values(), key=lambda each: each.at)
-        if not every:
-            return None
-        return every[max(0, bisect_right([each.wall for each in every], wall) - 1)]
+        """The last totals at or before a time in nanoseconds since 1970, or the oldest; None if there are none at all.
+
+        The clock of the day may have been set back meanwhile.
+        """
+        every = sorted({each.at: each for each in (*self._coarse, *self._fine)}.values(), key=lambda each: -each.at)
+        return next((each for each in every if each.wall <= wall), every[-1] if every else None)

@@ -364,3 +364,12 @@ def test_history_keeps_seconds_of_late_and_minutes_of_long_ago() -> None:
         history.add(Totals(second * NS, (5000 + second) * NS, {}))
     found = {since: (history.before((5000 + since) * NS) or Totals(0, 0, {})).at // NS for since in (0, 700, 995, 2000)}
     assert found == {0: 420, 700: 660, 995: 995, 2000: 999}
+
+
+def test_history_is_found_by_a_clock_of_the_day_that_was_set_back() -> None:
+    """As on a machine that starts with a wrong clock, and then hears the time."""
+    history = History()
+    for second in range(60):
+        history.add(Totals(second * NS, (3600 * (second < 10) + second) * NS, {}))
+    found = {since: (history.before(since * NS) or Totals(0, 0, {})).at // NS for since in (5, 10, 12, 25, 59)}
+    assert found == {5: 0, 10: 10, 12: 12, 25: 25, 59: 59}
