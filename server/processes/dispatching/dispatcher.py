@@ -58,6 +58,8 @@ _MAX_ACCEPTS = 64
 """Connections accepted at a time from one listening socket."""
 MAX_NAME = 4096
 """Bytes of the longest message over `control`."""
+_MOST_DESCRIPTORS = 2
+"""Descriptors in one of these messages."""
 
 
 class Keys(msgspec.Struct):
@@ -167,8 +169,9 @@ class Dispatcher:
 
     def _on_control(self, _: int) -> None:
         """The supervisor says that a process has started or ended, or something else, or closed the socket to end this one."""
+        self._keep_room()
         try:
-            name, descriptors, _flags, _address = socket.recv_fds(self._control, MAX_NAME, 2)
+            name, descriptors, _flags, _address = socket.recv_fds(self._control, MAX_NAME, _MOST_DESCRIPTORS)
         except ConnectionError:  # The supervisor was killed before it read what was sent to it.
             name, descriptors = b"", []
         if not name:
@@ -322,6 +325,18 @@ class Dispatcher:
         except OSError:  # No descriptors or no memory are left.
             self._make_room()
 
+    def _keep_room(self) -> None:
+        """Close connections until the descriptors of a message have room: as many may wait for a tenant's process as there are
+        descriptors, and what the supervisor sends comes but once.
+        """
+        while not _has_room(self._control.fileno()) and not self._refused.drop_oldest():
+            if self._waiting:
+                self._refuse_oldest(DESCRIPTORS)
+            elif max(self.queues.values(), key=lambda queue: queue.length).drop_newest():
+                self._refused.count(DESCRIPTORS)
+            else:
+                return
+
     def _make_room(self) -> None:
         """Refuse the connection that waits longest; if none waits, leave new ones in the kernel's queue for a moment."""
         if self._waiting:
@@ -402,6 +417,19 @@ class Dispatcher:
         connection = self._waiting[descriptor].connection
         self._release(connection)
         connection.close()
+
+
+def _has_room(descriptor: int) -> bool:
+    """Whether this process may have as many descriptors more as a message has."""
+    copies: list[int] = []
+    try:
+        copies += (os.dup(descriptor) for _ in range(_MOST_DESCRIPTORS))
+    except OSError:
+        return False
+    finally:
+        for each in copies:
+            os.close(each)
+    return True
 
 
 def keys_of(config: Config) -> Keys:

@@ -38,6 +38,18 @@ class HandoffQueue:
         """Whether there are connections that could not be sent yet."""
         return bool(self._queue or self._ended or self._untaken)
 
+    @property
+    def length(self) -> int:
+        """How many of them are here, and not with a process that has ended."""
+        return len(self._queue)
+
+    def drop_newest(self) -> bool:
+        """Close the connection of these that came last; False if there is none."""
+        if self._queue:
+            self._queue.pop().close()
+            return True
+        return False
+
     def put(self, handoff: Handoff) -> bool:
         """Send this connection, now or once there is room; False, and it is the caller's, if too many wait already."""
         self._queue.append(handoff)

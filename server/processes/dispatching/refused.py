@@ -74,7 +74,7 @@ class RefusedConnections:
             connection.close()
             return
         if len(self._lingering) >= MAX_LINGERING:
-            self._close(next(iter(self._lingering)))
+            self.drop_oldest()
         self._lingering[connection.fileno()] = connection, self._clock() + LINGER
         self._watch(connection)
 
@@ -97,6 +97,13 @@ class RefusedConnections:
                     self._close(connection.fileno())
                     return
 
+    def drop_oldest(self) -> bool:
+        """Close the connection that was refused first; False if there is none."""
+        if self._lingering:
+            self._close(next(iter(self._lingering)))
+            return True
+        return False
+
     def expire(self, now: float) -> None:
         """Close what has lingered for long enough, and log what was refused, every few seconds."""
         while self._lingering and next(iter(self._lingering.values()))[1] <= now:
@@ -116,8 +123,8 @@ class RefusedConnections:
 
     def close(self) -> None:
         """Close all of them."""
-        while self._lingering:
-            self._close(next(iter(self._lingering)))
+        while self.drop_oldest():
+            pass
 
     def _close(self, descriptor: int) -> None:
         connection, _ = self._lingering.pop(descriptor)

@@ -3,12 +3,13 @@
 import errno
 import os
 import re
+import resource
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -107,12 +108,15 @@ class Bench:
         self.dispatcher.close()
         self._stack.close()
 
-    def process(self, name: str) -> socket.socket:
-        """Add an HTTP process of this name; returns the socket over which it takes connections."""
+    def process(self, name: str, announced: AbstractContextManager[object] | None = None) -> socket.socket:
+        """Add an HTTP process of this name; returns the socket over which it takes connections.
+
+        The dispatcher is sent it within `announced`.
+        """
         ends = handoff.pair()
-        with ends.ours:
-            socket.send_fds(self._control, [name.encode()], [end.fileno() for end in ends])
         self._stack.callback(ends.theirs.close)
+        with ends.ours, announced or nullcontext():
+            socket.send_fds(self._control, [name.encode()], [end.fileno() for end in ends])
         return ends.theirs
 
     def end(self, name: str, end: socket.socket) -> None:
@@ -505,6 +509,34 @@ def test_without_descriptors_accepting_pauses(bench: Bench) -> None:
     assert bench.listener.asked == asked
     bench.now = 1.0
     assert taken(acme) == (b"", ACME)
+
+
+@contextmanager
+def no_descriptors(then: Callable[[], None]) -> Iterator[None]:
+    """This process may have no more descriptors than it has, until `then` has returned."""
+    before, used = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                used.append(os.dup(0))
+        yield
+        then()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for each in used:
+            os.close(each)
+
+
+@pytest.mark.parametrize(("data", "closed"), [(b"", slice(0, 2)), (GLOBEX, slice(1, 3))], ids=["headers", "process"])
+def test_without_descriptors_a_process_that_starts_is_not_lost(bench: Bench, data: bytes, closed: slice) -> None:
+    waiting = [bench.connect(data) for _ in range(3)]
+    until(lambda: "3 waiting" in repr(bench.dispatcher))
+    acme = bench.process("acme", no_descriptors(lambda: until(lambda: all(map(hung_up, waiting[closed])))))
+    bench.connect(ACME)
+    assert taken(acme) == (b"", ACME)
+    (kept,) = {*waiting}.difference(waiting[closed])
+    assert not readable(kept, 0)
 
 
 def test_an_aborted_connection_is_ignored(bench: Bench) -> None:
