@@ -157,6 +157,9 @@ def _spawn(path: bytes, words: list[str], descriptors: list[int], really: Any = 
         with suppress(SystemExit):
             exec(words[-1], {"__name__": "__main__"})
         status = 0
+    except Exception as error:
+        sys.last_value = error  # As Python does at its end.
+        raise
     finally:
         leave(status)
 

@@ -7,6 +7,7 @@ import atexit
 import gc
 import os
 import signal
+import sys
 import warnings
 
 from engines import preload
@@ -28,10 +29,18 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 # What a process that ends has started, such as workers of a model's functions, is ended too: by the supervisor, or where that
 # has ended before, by this process at its end. multiprocessing waits for all children, and warns of those that it did not fork.
 orphans.adopt()
+
+
+def end_below() -> None:
+    """End what is below, unless it is this process that has failed, as where there is no memory to fork: then others go on."""
+    if not hasattr(sys, "last_value"):
+        orphans.end_below(os.getpid())
+
+
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid", UserWarning)
 # The collectors of forked processes must not touch what exists by now: each page they write to would be copied.
 gc.collect()
 gc.freeze()
 # It has nothing to save at its end, and frees nothing of the libraries that it loaded; see `server.host.leaving`.
 atexit.register(os._exit, 0)
-atexit.register(lambda: orphans.end_below(os.getpid()))  # Before the other, as the last that is registered is the first to run.
+atexit.register(end_below)  # Before the other, as the last that is registered is the first to run.
