@@ -68,11 +68,16 @@ async def serve(
         try:
             async with AsyncExitStack() as watching:
 
+                async def load() -> None:
+                    """HTTP processes say that the server starts while the repository is looked at, whose disk may hang."""
+                    await watching.enter_async_context(Watcher(server.controller))
+                    await server.controller.start()
+
                 def on_started() -> None:
                     _set_affinity(config, server.supervisor, server.controller, server.devices, allowed, server.counts)
                     log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
 
-                start = partial(_start, server.supervisor, server.controller, watching)
+                start = partial(_start, server.supervisor, load)
                 return await _run_until_end(signalled, server.supervisor, server.controller, start, on_started, abandon)
         finally:
             server.supervisor.kill()
@@ -98,16 +103,8 @@ async def _close(groups: Iterable[MpsGroup]) -> None:
     await together(each.close() for each in groups)
 
 
-async def _start(supervisor: Supervisor, controller: Controller, watching: AsyncExitStack) -> None:
-    """Start processes and devices at the same time: the second wait for the first.
-
-    The first serve, and say that the server starts, while the repository is looked at, whose disk may hang.
-    """
-
-    async def load() -> None:
-        await watching.enter_async_context(Watcher(controller))
-        await controller.start()
-
+async def _start(supervisor: Supervisor, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Start processes, and devices and models at the same time: the second wait for the first."""
     await all_or_none((supervisor.start(), load()))
 
 

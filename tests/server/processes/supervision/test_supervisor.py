@@ -16,7 +16,6 @@ import pytest
 
 from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
-from server.control.controller import Controller
 from server.errors import Failed
 from server.host.backoff import Backoff
 from server.processes import serve
@@ -292,10 +291,8 @@ async def test_a_server_whose_processes_cannot_be_started_waits_for_none() -> No
         async def start(self) -> None:
             raise OSError("no process ids are left")
 
-    class Waiting:
-        async def start(self) -> None:
-            await asyncio.Event().wait()
+    async def wait() -> None:
+        await asyncio.Event().wait()
 
-    supervisor, controller = cast(Supervisor, Broken()), cast(Controller, Waiting())
     with pytest.raises(OSError, match="no process ids are left"):
-        await asyncio.wait_for(serve._start(supervisor, controller), 10)
+        await asyncio.wait_for(serve._start(cast(Supervisor, Broken()), wait), 10)
