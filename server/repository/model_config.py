@@ -372,7 +372,7 @@ def _form(config: ModelConfig, stated: StatedTensor, spec: TensorSpec) -> Form:
     """
     batch = (-1,) if config.stated_max_batch else ()
     reshape = stated.dims if stated.reshape is None else stated.reshape
-    if not spec.dims and not batch and stated.reshape is None and math.prod(stated.dims) == 1:
+    if not spec.dims and not batch and stated.reshape is None and all(dim == 1 for dim in stated.dims):
         reshape = ()
     return Form((*batch, *stated.dims), (*batch, *reshape))
 

@@ -373,7 +373,8 @@ def test_a_scalar_is_stated_with_dims_of_one_element():
         (x,) = apply(read(tensor("input", "x", "TYPE_FP32", dims)), model).inputs
         assert (x.dims, list(x.shape)) == ((), json.loads(dims))
     assert apply(read(reshaped("[1]", "[]")), model).inputs[0].shape == (1,)
-    assert contradiction(tensor("input", "x", "TYPE_FP32", "[2]"), model).endswith("'x' is [2], but [] in the model")
+    for dims in ("[2]", "[-1, -1]"):
+        assert contradiction(tensor("input", "x", "TYPE_FP32", dims), model).endswith(f"'x' is {dims}, but [] in the model")
 
 
 def test_outputs_may_be_listed_in_part_and_all_are_kept():
