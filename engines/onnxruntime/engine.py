@@ -71,8 +71,8 @@ class OnnxEngine:
         """Sets of input shapes to run before an executor is bound."""
         self.left_out = tuple(left_out)
         """A line for each of the file's outputs that is not in the signature."""
+        self.unranked = unranked
         self._model = model
-        self._unranked = unranked
         self._session_bytes: int | None = None
         self._warned = False
         self.endless = False
@@ -105,7 +105,7 @@ class OnnxEngine:
     @property
     def most(self) -> int | None:
         """Bytes that outputs may have, where the data decides how large they are; None: no limit."""
-        return self.settings.memory_limit if self._unranked or is_unsized(self.signature) else None
+        return self.settings.memory_limit if self.unranked or is_unsized(self.signature) else None
 
     def _session(self, cores: int) -> ort.InferenceSession:
         options = session_options(self.settings, cores)
@@ -193,6 +193,8 @@ class OnnxExecutor:
         self._verified: Memo[Key, VerifiedBinding] = Memo(MAX_MEMO_ENTRIES)
         self._has_strings = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
         self._outputs = Outputs(engine.signature)
+        if engine.unranked:
+            self._outputs.distrust()
         self._runs = 0
         self._large = math.inf
         self._most = engine.most

@@ -120,9 +120,10 @@ def test_many_texts_go_with_numbers_in_their_places(load: Loader, partition: Cpu
             assert memory.holds(y)
 
 
-def test_outputs_of_unexpectedly_many_texts_release_the_gil(load: Loader, partition: CpuPartition) -> None:
-    """The inputs are small: one text, and how often to repeat it in the output."""
-    source = "many (string[1] x, int64[1] n) => (string[m] y) { y = Expand(x, n) }"
+@pytest.mark.parametrize("output", ["int64[1] n) => (string[m] y)", "int64[r] n) => (string[] y)"])
+def test_outputs_of_unexpectedly_many_texts_release_the_gil(load: Loader, partition: CpuPartition, output: str) -> None:
+    """The inputs are small: one text, and how often to repeat it in the output, whose rank may be unknown, too."""
+    source = f"many (string[1] x, {output} {{ y = Expand(x, n) }}"
     count = 400_000
     asked = [packed([b"text"]), Tensor.of(np.array([count]))]
     engine = load(source)
