@@ -76,6 +76,13 @@ def log_levels() -> Iterator[None]:
         logger.propagate = propagate
 
 
+@pytest.fixture(scope="module")
+def forked_programs() -> Iterator[None]:
+    """Programs in Python that are started meanwhile are forked from a process that has imported the server."""
+    with forked.instead():
+        yield
+
+
 @pytest.fixture
 def device() -> CpuDevice:
     """Every core this process may use."""

@@ -17,32 +17,46 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+_Popen = subprocess.Popen
 _SET_CHILD_SUBREAPER = 36
 _REQUEST = 1 << 18
 
 
 class _Program(NamedTuple):
-    """What Python is asked to run: its words after `python`, and where."""
+    """What Python is asked to run: its words after `python`, where, and whether in a session of its own."""
 
     words: list[str]
     environment: dict[str, str]
     folder: str
+    session: bool
 
 
-class Forked(subprocess.Popen[str]):
-    """`Popen` for `[sys.executable, "-m", module, ...]` or `[sys.executable, script, ...]`, in this process's session."""
+class Forked(subprocess.Popen[Any]):
+    """`Popen`, which forks `[sys.executable, "-m", module, ...]` and `[sys.executable, script, ...]` and starts other programs.
+
+    Those too that are given descriptors, a group of processes or something to call before.
+    """
 
     def _execute_child(self, args: Any, *given: Any) -> None:
         """In place of Popen's own, with its arguments."""
-        (_, before, _, passed, folder, environment, _, _, _), pipes, (*_, session, _) = given[:9], given[9:15], given[15:]
-        assert (before, list(passed), session) == (None, [], False), "a forked program cannot be given this"
-        program = _Program(args[1:], dict(environment or os.environ), str(folder or os.getcwd()))
+        (_, before, _, passed, folder, environment, _, _, _), pipes, (*_, session, group) = given[:9], given[9:15], given[15:]
+        words = [str(word) for word in args] if isinstance(args, list) else []
+        python = words[:1] == [sys.executable] and (words[1] in ("-m", "-P") or not words[1].startswith("-"))
+        if not python or (before, list(passed), group) != (None, [], -1):
+            super()._execute_child(args, *given)  # type: ignore[misc]
+            return
+        program = _Program(
+            words[1:], dict(os.environ if environment is None else environment), str(folder or os.getcwd()), session
+        )
         standard = [own if pipe == -1 else pipe for own, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
         try:
             self.pid = _forks.start(program, standard)
@@ -83,12 +97,20 @@ class _Forks:
         self._control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with end:
             words = [sys.executable, "-m", "tests.forked", str(end.fileno())]
-            self._process = subprocess.Popen(words, pass_fds=[end.fileno()], cwd=Path(__file__).parents[1])
+            self._process = _Popen(words, pass_fds=[end.fileno()], cwd=Path(__file__).parents[1])
         return self._control
 
 
 _forks = _Forks()
 close = _forks.close
+
+
+@contextmanager
+def instead() -> Iterator[None]:
+    """While the block runs, what this process starts by `subprocess` is started by `Forked`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Forked)
+        yield
 
 
 def _adopt_orphans(whether: bool) -> None:
@@ -122,6 +144,8 @@ def _serve(control: socket.socket) -> _Program | None:
 
 def _become(program: _Program) -> None:
     """Do in this process what Python does with these words, and return at the program's end. Raises what it raises."""
+    if program.session:
+        os.setsid()
     os.environ.clear()
     os.environ.update(program.environment)
     os.chdir(program.folder)
@@ -129,10 +153,12 @@ def _become(program: _Program) -> None:
     util.spawnv_passfds = _spawn
     words = program.words
     sys.orig_argv = [sys.executable, *words]
+    if safe := words[0] == "-P":
+        words = words[1:]
     module = words[0] == "-m"
     sys.argv = words[1:] if module else words
     also = filter(None, program.environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:1] = [program.folder if module else str(Path(words[0]).parent), *also]
+    sys.path[:1] = [*[program.folder if module else str(Path(words[0]).parent)] * (not safe), *also]
     if module:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:

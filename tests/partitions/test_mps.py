@@ -33,6 +33,7 @@ from tests.gpu.mps_client import TAKES
 from tests.simulation import Gpu, installed
 from tests.simulation.mps import FakeMps
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 PATIENCE = 20.0
 PROCESS = r"\d+ \S+ S( in \S+)?"
 PROCESSES = f"its processes: {PROCESS}, {PROCESS}"

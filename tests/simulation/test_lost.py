@@ -13,6 +13,8 @@ from . import Gpu
 from .mps import size_of_sets
 from .plans import make_plan
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 class TestLost(real.TestLost):
     @pytest.fixture(params=["off", "on"], autouse=True)

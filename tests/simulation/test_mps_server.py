@@ -25,6 +25,7 @@ from .mps_daemon import NAME, PIPES
 from .plans import make_plan
 from .shared import NAME as NAME_OF_SHARED
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 HEAP = 64 << 20
 serving, hanging = real.serving, real.hanging
 test_answers = real.test_each_tenant_gets_right_answers_from_a_process_of_its_own

@@ -26,6 +26,7 @@ from .plans import Ranges, make_plan
 from .tensorrt import IOutputAllocator, library
 from .tensorrt_config import ExecutionContextAllocationStrategy
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 NONZERO = "nonzero (float[n, 3] x) => (int64[2, found] y) { y = NonZero(x) }"
 
 

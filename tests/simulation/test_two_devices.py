@@ -12,6 +12,8 @@ from tests.gpu.process import Served
 from .mps import size_of_sets
 from .plans import make_plan
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, object]:

@@ -33,6 +33,7 @@ from tests.simulation.tensorrt_config import (
     ExecutionContextAllocationStrategy,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 DESERIALIZING = ("__init__", "deserialize_cuda_engine")
 DATA = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -17,6 +17,8 @@ from tests.engines.small import model
 from tests.engines.tensors import run
 from tests.simulation.gpu import every_third
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:

@@ -37,7 +37,10 @@ PROGRAM = "greenlane prove"
 KEY = "a key that only its digest is in the file of"
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two tenants need two cores")
+pytestmark = [
+    pytest.mark.skipif(len(CORES) < 2, reason="two tenants need two cores"),
+    pytest.mark.usefixtures("forked_programs"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from tests.simulation.gpu import every_third
 from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:

@@ -31,6 +31,7 @@ from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.server.device.test_model_lists import add_ensemble
 from tests.server.device.test_runtime import SIGNATURE, Site, add_model
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 GIB = 1 << 30
 
 

@@ -17,6 +17,7 @@ from ... import as_simulated
 from ...simulated import AFFINE, Bench, assert_right, rows
 from ...small import model
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 OFF = RuntimeSettings(verify="off")
 
 

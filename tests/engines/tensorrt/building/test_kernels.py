@@ -15,6 +15,7 @@ from engines.tensorrt.building.builds import Builds
 from ... import as_simulated
 from ...simulated import Bench, assert_right, rows
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 DIES = "import os, signal, sys; print('my last words', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
 USUAL = RuntimeSettings(warm_up="usual")
 
