@@ -4,6 +4,7 @@ for a nanosecond. All are integers, so that sums are exact.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add, sub
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -32,11 +33,11 @@ class Moved(NamedTuple):
 
     def plus(self, other: "Moved") -> "Moved":
         """Both together."""
-        return Moved(*(one + more for one, more in zip(self, other, strict=True)))
+        return Moved(*map(add, self, other))
 
     def less(self, earlier: "Moved") -> "Moved":
         """What was added since."""
-        return Moved(*(now - before for now, before in zip(self, earlier, strict=True)))
+        return Moved(*map(sub, self, earlier))
 
 
 NOTHING = Moved()

@@ -51,8 +51,8 @@ class Site:
             held = {row: each for row, each in draws.items() if row not in self.unheld}
             self.drawn.look(self.now, {"acme": units}, held, self.draws.keys())
             self.now += NS
-            self.changes += self.planned() != self.count
-            self.count = self.planned()
+            before, self.count = self.count, self.planned()
+            self.changes += self.count != before
         return self.count
 
     @property
