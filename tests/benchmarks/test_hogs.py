@@ -46,8 +46,8 @@ def least(*networks: Network) -> list[float]:
 @pytest.mark.parametrize("name", PASSES)
 def test_time_grows_with_the_bytes_that_move(name: str) -> None:
     """What was computed beforehand, left out or made one would take no longer."""
-    make = PASSES[name]
-    once, again, larger = least(make(64, 1), make(64, 4), make(256, 1))
+    make, mib = PASSES[name], 64 if name == "writing" else 32  # Few channels are written in another way.
+    once, again, larger = least(make(mib, 1), make(mib, 4), make(4 * mib, 1))
     assert again > 1.6 * once
     assert larger > 1.6 * once
 
