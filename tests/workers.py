@@ -8,10 +8,13 @@ from xdist.scheduler import LoadFileScheduling
 
 SLOWEST = (
     "tests/simulation/test_mps_server.py",
+    "tests/server/accounts/test_harm.py",
     "tests/end_to_end/test_reload_tenants.py",
     "tests/end_to_end/test_functions.py",
     "tests/greenlane/prove/test_command.py",
     "tests/end_to_end/test_hung.py",
+    "tests/end_to_end/test_fences.py",
+    "tests/simulation/test_two_devices.py",
     "tests/end_to_end/test_ensembles.py",
     "tests/end_to_end/test_grpc.py",
     "tests/end_to_end/test_http_processes.py",
@@ -36,6 +39,7 @@ SLOWEST = (
     "tests/end_to_end/test_text.py",
     "tests/engines/tensorrt/building/test_builds.py",
     "tests/simulation/test_lost.py",
+    "tests/server/control/test_green_contexts.py",
     "tests/end_to_end/test_log.py",
     "tests/end_to_end/test_remote_repository.py",
     "tests/end_to_end/test_usage.py",
