@@ -1,11 +1,12 @@
 """`greenlane curve --all`: the share that each tenant needs for its target, and whether all of them fit their devices."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from greenlane.load.machine import describe
+from greenlane.load.machine import Others, describe
 from greenlane.models import check_name
 from partitions import Device
 from server.app import configuration, open_alone
@@ -113,6 +114,7 @@ def _need(
     print(f"{tenant.name}: {_mix(names, options.mix)}; {text.wanted(target)}", flush=True)
     weights = [options.mix.get(name, 1.0) for name in names]
     points: dict[int, Point] = {}
+    others = Others(sorted(os.sched_getaffinity(0)), True)
     with closing(RepositorySubject(device, loader, names, options.batch, options.shapes, several=True)) as subject:
         while (count := candidate({at: keeps(point) for at, point in points.items()}, len(sizes))) is not None:
             points[count] = measure(device, count, subject.bind, weights, target, effort)
@@ -120,7 +122,8 @@ def _need(
                 print(text.heading(target, unit))
             print(text.row(points[count]), flush=True)
     ascending = tuple(points[count] for count in sorted(points))
-    curve = Curve(tenant.name, options.batch, device.describe(), unit, sum(sizes), ascending, target)
+    notes = text.busy_cores(others.share())
+    curve = Curve(tenant.name, options.batch, device.describe(), unit, sum(sizes), ascending, target, notes)
     need, lines = concluded(tenant, curve, sizes)
     print("\n".join(lines))
     return need
@@ -128,7 +131,7 @@ def _need(
 
 def concluded(tenant: TenantConfig, curve: Curve, sizes: tuple[int, ...]) -> tuple[Need, list[str]]:
     """What a tenant needs by what was measured for it, and the sentences that say so. Pure."""
-    lines = list(text.noise(curve))
+    lines = [*(f"{tenant.name}: {note}" for note in curve.notes), *text.noise(curve)]
     if (chosen := curve.smallest) is None:
         if curve.target is not None:
             lines.append(f"{tenant.name}: {text.none_keeps(curve, curve.target)}")
@@ -197,6 +200,7 @@ def _as_json(needs: list[Need], device: Device) -> dict[str, Any]:
             "units": need.size if need.granules else None,
             "target": text.target_json(need.curve.target) if need.curve else None,
             "points": text.points_json(need.curve.points) if need.curve else [],
+            "notes": list(need.curve.notes) if need.curve else [],
         }
         for need in needs
     }

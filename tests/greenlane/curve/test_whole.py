@@ -2,8 +2,12 @@
 
 import json
 import os
-from collections.abc import Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from hypothesis import given
@@ -110,6 +114,32 @@ def test_tenants_that_do_not_fit_a_core_together(tmp_path: Path, core: int, caps
     found = json.loads((tmp_path / "all.json").read_text())["devices"]["0"]
     assert found["left"] == -1
     assert found["tenants"]["acme"]["points"][0]["at_rate"]["requests"] >= 500
+
+
+@pytest.fixture
+def busy(core: int) -> Iterator[None]:
+    """This process has a single core, on which a program of others runs all the time."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    orphan = f"{quote(sys.executable)} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    pid = int(subprocess.run(["sh", "-c", orphan], capture_output=True, text=True, check=True).stdout)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.usefixtures("busy")
+def test_what_other_programs_used_while_a_tenant_was_measured_is_said(
+    tmp_path: Path, core: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be why a tenant seems to need more, or to have a target that no share keeps."""
+    main([*written(tmp_path, core), "--json", str(tmp_path / "all.json")])
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("acme: other programs used ")]
+    tenants = json.loads((tmp_path / "all.json").read_text())["devices"]["0"]["tenants"]
+    assert [f"acme: {note}" for note in tenants["acme"]["notes"]] == [said]
+    assert tenants["globex"]["notes"] == []
 
 
 def test_a_shape_without_a_model_is_for_every_input_of_that_name_whose_sizes_vary(
