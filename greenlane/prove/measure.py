@@ -17,7 +17,7 @@ from greenlane.load.figures import Figures, Samples, figures, merged, percentile
 from greenlane.load.jobs import Ask, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.machine import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun, poisson
-from greenlane.load.rules import OTHERS, Growth, Ruling, rule
+from greenlane.load.rules import BUSY, OTHERS, Growth, Ruling, failures, rule
 
 from .access import ServerEnded
 from .attacks import Attack
@@ -282,6 +282,11 @@ def _result(attack: Beside, turns: Sequence[Turn]) -> Result:
     busy = min(1.0, right * attack.other.seconds / lasted["beside"])
     others = fmean(turn.others for turn in turns)
     ruling, held, shared = rule(rounds["alone"], rounds["beside"], rounds["control"], busy, others)
+    if ruling.word == "not exercised" and busy < BUSY and statuses[429] > right and not failures(rounds["alone"]):
+        refused = f"{statuses[429]} of its {sum(statuses.values())} requests were refused (429)"
+        cause = "such as for a limit of its tenant, which is lifted without --url"
+        why = f"the aggressor was busy for {busy:.0%} of the time, as {refused}, {cause}"
+        ruling = replace(ruling, why=why)
     moved = {which: _moved([body for turn in turns for body in turn.bodies[which]]) for which in LOUD}
     return Result(attack, rounds, held, shared, ruling, rates, busy, statuses, moved if attack.other.lasting else {})
 

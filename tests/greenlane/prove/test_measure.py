@@ -96,6 +96,9 @@ def test_an_aggressor_is_busy_for_as_long_as_its_expected_answers_take() -> None
     assert result.busy == pytest.approx(12 * ATTACK.seconds / (beside.end - beside.begin + AHEAD))
     assert result.ruling.word == "not exercised"
     assert result.statuses == {200: 36, 429: 3000}
+    assert result.ruling.why.endswith(
+        ", as 3000 of its 3036 requests were refused (429), such as for a limit of its tenant, which is lifted without --url"
+    )
 
 
 def test_a_strain_is_asked_for_once_in_each_phase_for_as_long_as_that_is_and_its_rates_are_read() -> None:
