@@ -127,7 +127,7 @@ class Generator:
 
     def _end(self, number: int, answer: Answer, now: float) -> None:
         connection, index, sent = self._busy.pop(number)
-        self._note(index, now, answer.status, "" if answer.body is None else repr(answer.body[:200]))
+        self._note(index, now, answer.status, "" if answer.body is None else _printable(answer.body[:200]))
         self._describe(index, now, sent, answer)
         which = index % len(self._asks)
         if answer.status == 200 and self._asks[which].size not in (None, answer.size):
@@ -180,3 +180,8 @@ class Generator:
         for connection in [*self._free, *(connection for connection, *_ in self._busy.values())]:
             connection.close()
         self._poll.close()
+
+
+def _printable(body: bytes) -> str:
+    """As a text in one line."""
+    return "".join(each if each.isprintable() else "?" for each in body.decode(errors="replace"))
