@@ -96,6 +96,8 @@ class Controller:
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = dict(frontends)
         self._lifecycle = Lifecycle(publish)
+        self._refuses_at: float | None = None
+        """When a drain refuses new requests, in the event loop's time; None before one."""
         self._states: dict[str, State] = {}
         """Of the device side of each tenant."""
         self.reconfiguring = False
@@ -578,7 +580,7 @@ class Controller:
 
     async def drain(self, grace: float) -> None:
         """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered. There is no
-        grace where the start is not complete, as the server was not ready.
+        grace where the start is not complete, as the server was not ready; a second call has only what is left of the first's.
 
         Builds that are still running then are abandoned. Inferences that have not ended after half of `drain_timeout` are
         cancelled, and waited for once more as long, at most a second.
@@ -586,10 +588,13 @@ class Controller:
         if self.state in ("closed", "lost"):
             return
         started = bool(self.repartitions)
-        grace = grace if started else 0.0
-        self._lifecycle.set_state("draining")
-        log.info("draining: not ready, new requests are refused in %g s", grace)
-        await asyncio.sleep(grace)
+        now = asyncio.get_running_loop().time()
+        if self._refuses_at is None:
+            grace = grace if started else 0.0
+            self._refuses_at = now + grace
+            self._lifecycle.set_state("draining")
+            log.info("draining: not ready, new requests are refused in %g s", grace)
+        await asyncio.sleep(max(0.0, self._refuses_at - now))
         runtimes = [runtime for device in self.devices for runtime in device.distinct()]
         for runtime in runtimes:
             runtime.stop_loading()

@@ -896,6 +896,17 @@ async def test_draining_refuses_new_requests_and_finishes_accepted_ones(site: Si
     assert all(done.failure is None for done in await asyncio.gather(*asking))
 
 
+async def test_a_drain_that_follows_another_has_no_grace_of_its_own(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """As a signal after POST /admin/drain: new requests are refused already."""
+    caplog.set_level("INFO", "greenlane.control")
+    await site.controller.drain(0)
+    async with asyncio.timeout(60):
+        await site.controller.drain(3600)
+    assert [line for line in caplog.messages if "new requests are refused in" in line] == [
+        "draining: not ready, new requests are refused in 0 s"
+    ]
+
+
 async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
     site = Site(root)
     gate = site.script.hold("bind")
