@@ -260,9 +260,7 @@ class TenantConfig(Section, frozen=True):
             raise self._problem(below_share(self.burst, key, asked), "burst")
         most = self._granules("burst", key, self.burst, sizes)
         if most > len(sizes):
-            there = len(sizes) if key == "granules" else sum(sizes)
-            units = "granules" if key == "granules" else f"{unit}s"
-            raise self._problem(f"{self.burst} is above the device, which has {there} {units}", "burst")
+            raise self._problem(_above(self.burst, key, unit, sizes), "burst")
         return most
 
     def _granules(self, key: str, unit: str, asked: int, sizes: Sequence[int]) -> int:
@@ -282,7 +280,7 @@ class TenantConfig(Section, frozen=True):
         key, _ = self._asked()
         found = tuple(self._granules("ladder", key, width, sizes) for width in self.ladder or ())
         if found and found[-1] > len(sizes) and self.ladder:
-            raise self._problem(f"{self.ladder[-1]} is {found[-1]} granules, but the device has {len(sizes)}", "ladder")
+            raise self._problem(_above(self.ladder[-1], key, unit, sizes), "ladder")
         return found
 
     def check_least(self, share: int) -> None:
@@ -305,6 +303,12 @@ class TenantConfig(Section, frozen=True):
 
     def _problem(self, text: str, *key: str) -> ConfigError:
         return ConfigError([f"{dotted(('tenants', self.name, *key))}: {text}"])
+
+
+def _above(asked: int, key: str, unit: str, sizes: Sequence[int]) -> str:
+    """The problem with a number that is above the device, counted as the share is, which this key has."""
+    there, units = (len(sizes), "granules") if key == "granules" else (sum(sizes), f"{unit}s")
+    return f"{asked} is above the device, which has {there} {units}"
 
 
 def below_share(burst: int, key: str, share: int) -> str:

@@ -912,7 +912,7 @@ def test_a_burst_is_counted_as_the_share_is(given: dict[str, int], unit: str, si
         ({"sms": 16, "burst": 256}, "SM", [8] * 16, "256 is above the device, which has 128 SMs"),
         ({"sms": 16, "burst": 20}, "SM", [8] * 4, "20 is not in whole granules of 8; expected one of 8, 16, 24, 32"),
         ({"cores": 1, "burst": 3}, "core", [1, 1], "3 is above the device, which has 2 cores"),
-        ({"granules": 4, "ladder": [4, 17]}, "SM", [8] * 16, "17 is 17 granules, but the device has 16"),
+        ({"granules": 4, "ladder": [4, 17]}, "SM", [8] * 16, "17 is above the device, which has 16 granules"),
         ({"sms": 16, "ladder": [16, 20]}, "SM", [8] * 4, "20 is not in whole granules of 8; expected one of 8, 16, 24, 32"),
     ],
 )
