@@ -60,8 +60,6 @@ class Drawn:
     def _judge(self, tenant: str, seen: list[float | None], now: int) -> None:
         each, taken = max((one for one in seen if one is not None), default=0), self.units.get(tenant)
         if None in seen:
-            if taken is not None:  # What is new may draw all it can.
-                del self.units[tenant]
-                self._at[tenant] = now
+            self.units.pop(tenant, None)  # What is new may draw all it can.
         elif taken is None or each > taken or (each < LOWER * taken and now - self._at.get(tenant, now - REST) >= REST):
             self.units[tenant], self._at[tenant] = round(each * MARGIN), now

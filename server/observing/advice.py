@@ -215,7 +215,7 @@ def advise_lender(tenant: str, lends: bool | None) -> list[str]:
 
 def advise_neighbours(tenant: str, burst: int | None, neighbours: list[Neighbour]) -> list[str]:
     """A sentence about neighbours that a tenant which needs more could borrow from, where none of them lends yet."""
-    idle = [each for each in neighbours if each.busy is not None and each.busy < IDLE and not each.lends]
+    idle = [each for each in neighbours if each.busy is not None and each.busy < IDLE]
     if not idle or any(each.lends for each in neighbours):
         return []
     names = ", ".join(f"{each.name} ({100 * (each.busy or 0):.0f} %)" for each in idle)

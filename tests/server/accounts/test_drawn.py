@@ -114,6 +114,46 @@ def test_what_was_seen_of_a_model_counts_when_it_is_held_again_before_it_runs_th
     assert site.run(2 * REST // NS) == 3
 
 
+def looked(drawn: Drawn, second: int, units: int, **rates: float) -> dict[str, int]:
+    """What is known after a look at the model of each of these tenants, which draws so much on so many units."""
+    held = {(tenant, "copy/1"): rate * units for tenant, rate in rates.items()}
+    drawn.look(second * NS, dict.fromkeys(rates, units), held, held.keys())
+    return drawn.units
+
+
+def test_each_tenant_has_a_figure_of_its_own_which_goes_with_it() -> None:
+    drawn = Drawn()
+    for second in range(SETTLES + 2):
+        looked(drawn, second, 8, acme=50, globex=100)
+    assert drawn.units == {"acme": 55, "globex": 110}
+    assert looked(drawn, 60, 8, globex=100) == {"globex": 110}
+
+
+def test_what_is_seen_on_another_placement_counts_there_once_it_is_no_average_of_before() -> None:
+    drawn = Drawn()
+    for second in range(SETTLES + 2):
+        looked(drawn, second, 8, acme=100)
+    for second in range(100, 100 + SETTLES):
+        assert looked(drawn, second, 16, acme=300) == {"acme": 110}
+    assert looked(drawn, 200, 16, acme=300) == {"acme": 330}
+
+
+def test_more_than_was_taken_counts_at_once_and_less_after_a_while() -> None:
+    """As a placement that gets wider is made, and nothing is held meanwhile."""
+    drawn, changed = Drawn(), 2 * REST // NS
+    for second in range(changed):
+        looked(drawn, second, 8, acme=100)
+    for second in range(changed, changed + 30):
+        more = looked(drawn, second, 8, acme=112)["acme"]
+    assert more == pytest.approx(1.1 * 112, rel=0.02)
+    drawn, seconds = Drawn(), iter(range(10**6))
+    while not looked(drawn, changed := next(seconds), 8, acme=100):
+        pass
+    while looked(drawn, now := next(seconds), 8, acme=20)["acme"] == 110:
+        pass
+    assert (now - changed) * NS >= REST
+
+
 @pytest.mark.parametrize("each", [50, 59, 70, 95])
 def test_noise_hardly_changes_placements(each: int) -> None:
     """In an hour, a tenth of each figure."""

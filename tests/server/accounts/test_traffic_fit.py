@@ -211,6 +211,13 @@ def test_models_that_ran_long_ago_are_forgotten_for_new_ones() -> None:
     assert fit.bytes_of(MOST + 4) > 0
 
 
+def test_a_model_that_always_runs_is_not_forgotten_for_new_ones() -> None:
+    fit: TrafficFit[int] = TrafficFit()
+    for at in range(1, MOST + 5):
+        fit.add(1e9, SECONDS, {0: Ran(10, 10), at: Ran(10, 10)})
+    assert [fit.bytes_of(at) > 0 for at in (0, 1, MOST + 3, MOST + 4)] == [True, False, True, True]
+
+
 def test_of_more_models_than_are_kept_those_that_used_the_most_are_known() -> None:
     fit: TrafficFit[int] = TrafficFit()
     for first in (0, MOST // 2, 0):
@@ -248,6 +255,48 @@ def test_a_meter_that_stands_still_says_nothing_of_works_that_ran() -> None:
         if window == 50:
             assert traffic.memory_of(row, 800) == 800
     assert traffic.memory_of(row, 800) == pytest.approx(10**6, rel=0.05)
+
+
+def test_works_that_are_said_in_pieces_between_two_readings_count_together() -> None:
+    traffic, row, meter = Traffic(), ("acme", "mob/1"), 0
+    for window in range(60):
+        works = 10 + window % 3 * 20
+        for _ in range(2):
+            traffic.ran(row, works, works)
+        meter += 2 * works * 10**6
+        traffic.read(Moved(meter, 0, 0), window * NS)
+    assert traffic.memory_of(row) == pytest.approx(10**6, rel=0.05)
+
+
+def test_what_goes_over_pcie_is_shared_by_the_guesses_of_each_way() -> None:
+    traffic, one, other = Traffic(), ("acme", "in/1"), ("globex", "out/1")
+    guesses = {one: Moved(100, 30, 10), other: Moved(100, 10, 30)}
+    for window in range(20):
+        for row in (one, other):
+            traffic.ran(row, 1000, 1000)
+        found = traffic.read(Moved(window * 10**9, window * 10**8, window * 10**8), window * NS, guesses)
+    for row, pcie_in in ((one, 3), (other, 1)):
+        moved, estimated = found[row]
+        assert (moved.pcie_in / 10**8, moved.pcie_out / 10**8) == pytest.approx((pcie_in / 4, 1 - pcie_in / 4), rel=0.1)
+        assert estimated == moved
+    assert traffic.rates.keys() == {one, other}
+
+
+@pytest.mark.parametrize("again", [Moved(1, 10**9, 10**9), Moved(10**9, 1, 10**9), Moved(10**9, 10**9, 1)])
+def test_a_meter_that_begins_again_or_is_read_twice_says_nothing_then(again: Moved) -> None:
+    traffic, row = Traffic(), ("acme", "mob/1")
+    for window in range(1, 4):
+        traffic.ran(row, 10, 10)
+        said = traffic.read(Moved(*[window * 10**8] * 3), window * NS)
+    assert said
+    assert traffic.read(Moved(*[10**9] * 3), 3 * NS) == {}
+    assert row in traffic.rates
+    traffic.read(Moved(*[10**9] * 3), 4 * NS)
+    assert traffic.read(again, 5 * NS) == {}
+    assert traffic.rates == {}
+    traffic.ran(row, 10, 10)
+    found = traffic.read(again.plus(Moved(5, 6, 7)), 6 * NS)
+    assert [sum(moved[path] for moved, _ in found.values()) for path in range(3)] == [5, 6, 7]
 
 
 @some

@@ -15,9 +15,12 @@ MOVES = Bandwidth(memory=3_352 * 10**9, unit=125 * 10**9, pcie=63 * 10**9)
 SIZES = [8] * 16
 
 
-def plan(homes: dict[str, tuple[int, ...]], moves: Bandwidth | None = MOVES, **keys: dict[str, Any]) -> dict[str, Fence]:
+def plan(
+    homes: dict[str, tuple[int, ...]], moves: Bandwidth | None = MOVES, unit: int = 0, **keys: dict[str, Any]
+) -> dict[str, Fence]:
+    """`unit` is what was seen that acme's models draw of one."""
     tenants = {name: TenantConfig(name=name, granules=1, models=("*",), **keys.get(name, {})) for name in homes}
-    return plan_fences(tenants, homes, SIZES, "SM", moves)
+    return plan_fences(tenants, homes, SIZES, "SM", moves, seen={"acme": Narrowing(unit)})
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,16 @@ def test_a_narrow_placement_has_the_first_granules_that_cannot_draw_more(value: 
     assert found.keys() == {"acme"}
 
 
+def test_a_larger_granule_draws_more() -> None:
+    """As the last one of an H100, which has 20 SMs."""
+    tenants = {
+        name: TenantConfig(name=name, granules=2, models=("*",), memory_bandwidth="2.5TB/s") for name in ("acme", "globex")
+    }
+    homes = {"acme": (0, 3), "globex": (1, 2)}
+    found = plan_fences(tenants, homes, [8, 8, 8, 20], "SM", MOVES)
+    assert (found["acme"].granules, found["globex"].granules) == ((0,), ())
+
+
 def test_a_home_that_cannot_draw_more_needs_none() -> None:
     fence = plan({"acme": (0, 1), "globex": (2,)}, acme={"memory_bandwidth": "2TB/s", "pcie": 0.5})["acme"]
     assert (fence.granules, fence.memory, fence.pcie) == ((), 2 * 10**12, 315 * 10**8)
@@ -41,8 +54,9 @@ def test_a_home_that_cannot_draw_more_needs_none() -> None:
 
 
 def test_who_borrows_has_one_of_its_whole_home_so_as_not_to_draw_more_on_granules_of_others() -> None:
-    fence = plan({"acme": (0, 1), "globex": (2,)}, acme={"memory_bandwidth": "2TB/s", "burst": 4})["acme"]
-    assert (fence.granules, fence.memory, fence.notes) == ((0, 1), 2 * 10**12, ())
+    for unit in (0, 60 * 10**9):
+        fence = plan({"acme": (0, 1), "globex": (2,)}, unit=unit, acme={"memory_bandwidth": "2TB/s", "burst": 4})["acme"]
+        assert (fence.granules, fence.memory, fence.paced, fence.notes) == ((0, 1), 2 * 10**12, 0, ())
     fence = plan({"acme": (3,), "globex": (2,)}, acme={"memory_bandwidth": 0.1, "burst": 4})["acme"]
     assert (fence.granules, fence.memory) == ((3,), 10**12)
     assert fence.notes == (
@@ -52,7 +66,9 @@ def test_who_borrows_has_one_of_its_whole_home_so_as_not_to_draw_more_on_granule
 
 
 def test_one_granule_cannot_be_narrowed_and_its_pcie_is_held_all_the_same() -> None:
-    fence = plan({"acme": (3,), "globex": (2,)}, acme={"memory_bandwidth": 0.1, "pcie": "20GB/s"})["acme"]
+    keys, homes = {"memory_bandwidth": 0.1, "pcie": "20GB/s"}, {"acme": (3,), "globex": (2,)}
+    assert plan(homes, unit=60 * 10**9, acme=keys) == plan(homes, acme=keys), "whatever was seen of its models"
+    fence = plan(homes, acme=keys)["acme"]
     assert (fence.memory, fence.granules, fence.pcie) == (0, (), 20 * 10**9)
     assert fence.notes == (
         "it has one granule, which cannot be narrowed: its 8 SMs draw 1 TB/s at most, and its memory_bandwidth is 335.2 GB/s",

@@ -18,7 +18,8 @@ def need(busy: float, p99_ms: float, requests: int = 1000, turned_away: int = 0)
 
 
 FOUR = Share(4, 8, 1, "core")
-needs = st.builds(need, st.floats(0.001, 1.0), st.floats(0.1, 9000.0), st.integers(0, 5000), st.sampled_from([0, 0, 0, 3]))
+counts = st.one_of(st.integers(0, 5000), st.sampled_from([0, LEAST]))
+needs = st.builds(need, st.floats(0.001, 1.0), st.floats(0.1, 9000.0), counts, st.sampled_from([0, 0, 0, 3]))
 shares = st.integers(1, 32).flatmap(
     lambda total: st.builds(Share, st.integers(1, total), st.just(total), st.sampled_from([1, 8]), st.just("SM"))
 )
@@ -37,6 +38,7 @@ ALL = f"it has the whole device, so it takes {INSTEAD}"
         (need(0.6, 3), FOUR, 0.007, ("keep", 4, "high"), "60 % of 4 cores; its p99 is 4.97 ms, target 7 ms: keep 4 cores"),
         (need(0.6, 3), FOUR, 0.00498, ("keep", 4, "low"), "60 % of 4 cores; its p99 is 4.97 ms, target 4.98 ms: keep 4 cores"),
         (need(0.8, 8), FOUR, 0.005, ("more", 6, "low"), "target 5 ms: needs 6 cores, or more"),
+        (need(0.8, 8), FOUR, 0.0025, ("more", 8, "low"), "target 2.5 ms: needs 8 cores, or more"),
         (need(1.0, 900), FOUR, 0.001, ("more", None, "low"), f"all 8 cores would hardly do, so it also takes {INSTEAD}"),
         (need(0.9, 8), WHOLE, 0.005, ("more", None, "high"), f"90 % of 32 SMs; its p99 is 9.95 ms, target 5 ms: {ALL}"),
         (need(0.3, 1.5, turned_away=7), FOUR, 0.005, ("more", 5, "low"), "refused or too late): needs 5 cores, or more"),
@@ -69,6 +71,7 @@ def test_fewer_is_fewer_and_more_is_more_and_both_are_on_the_device(found: Need,
         case "unknown":
             assert advice.granules is None
             assert found.requests < LEAST
+            assert not found.turned_away
     assert (advice.certainty == "none") == (advice.verdict == "unknown")
 
 
@@ -95,7 +98,23 @@ def test_no_less_than_the_minimum_is_advised(busy: float, p99_ms: float, target:
     assert advice.granules is None or advice.granules >= least
 
 
-@given(needs)
-def test_the_p99_is_between_its_bounds(found: Need) -> None:
+@pytest.mark.parametrize(("target", "certainty"), [(0.01, "low"), (0.0113, "high")])
+def test_fewer_is_less_certain_where_the_p99_may_be_at_the_end_of_its_bucket(target: float, certainty: str) -> None:
+    """It is from 2 to 5 ms, 3.5 by the estimate; with half of the granules that is 7.9, and 5 would be 11.25."""
+    buckets = dict.fromkeys((*BOUNDS, None), 0) | {10**6: 980, 5 * 10**6: 20}
+    advice = advise("acme", Need(10.0, 0.1, 0.0, tuple(buckets.values())), FOUR, target)
+    assert advice[:3] == ("fewer", 2, certainty)
+
+
+@given(st.lists(st.integers(0, 50), min_size=len(BOUNDS) + 1, max_size=len(BOUNDS) + 1))
+def test_the_p99_is_between_its_bounds(buckets: list[int]) -> None:
+    found = Need(10.0, 0.5, 0.0, tuple(buckets))
     low, high = p99_between(found)
-    assert found.p99 is None or (low <= found.p99 and (high is None or found.p99 <= high))
+    if found.p99 is None:
+        assert (low, high) == (0.0, None)
+        return
+    assert low <= found.p99
+    within = [sum(buckets[: sum(bound <= end * 1e9 for bound in BOUNDS)]) for end in (low, high or low)]
+    assert within[0] < 0.99 * found.requests
+    assert high is None or within[1] >= 0.99 * found.requests
+    assert (high is None) == (sum(buckets[:-1]) < 0.99 * found.requests)

@@ -25,6 +25,7 @@ def test_a_hog_of_one_granule_is_not_sent_to_a_key_that_cannot_hold_it() -> None
 
 def test_nothing_is_said_of_one_within_its_part_or_alone_or_where_nothing_is_known() -> None:
     assert advise_hog("acme", 1.4e12, 0.42, WHOLE, ["globex"], False) == []
+    assert advise_hog("acme", WHOLE / 2, 0.5, WHOLE, ["globex"], False) == []
     assert advise_hog("acme", 3e12, 0.42, WHOLE, [], False) == []
     assert advise_hog("acme", 3e12, 0.42, 0, ["globex"], False) == []
 
@@ -39,8 +40,9 @@ def test_a_model_that_is_too_slow_where_it_is_held_is_named_with_what_it_takes()
         "mob/1 takes 4.25 ms where acme's `memory_bandwidth` holds it, and 1.5 ms on all of its share: its target_p99 of 2 ms "
         "while others work takes at least 2 TB/s"
     ]
-    (said,) = advise_fenced("acme", fenced(FencedModel("mob/1", 0, 1.5, 4.25)), 0.002)
+    said, problem = advise_fenced("acme", fenced(FencedModel("mob/1", 0, 1.5, 4.25), problems=("no memory",)), 0.002)
     assert said.endswith("while others work takes a larger one")
+    assert problem == "no memory"
 
 
 def test_a_model_that_begins_too_seldom_for_its_share_is_named_with_how_often() -> None:
@@ -50,6 +52,9 @@ def test_a_model_that_begins_too_seldom_for_its_share_is_named_with_how_often() 
         "its target_p99 of 2 ms while others work takes at least 3 TB/s"
     ]
     assert advise_fenced("acme", fenced(held), 0.002) == []
+    assert advise_fenced("acme", fenced(held, paced=True), 0.006) == [], "it keeps that"
+    (said,) = advise_fenced("acme", fenced(FencedModel("mob/1", 10**9, 1.5, 4.25), paced=True), 0.002)
+    assert said.startswith("mob/1 takes 4.25 ms where"), "it may begin more often than it ends"
     tried, unseen = FencedModel("mob/1", 6 * 10**9, 1.5, 1.9, anyway=True), FencedModel("mob/1", 6 * 10**9, 1.5, 0.0)
     assert advise_fenced("acme", fenced(tried, unseen, paced=True), 0.002) == []
 

@@ -35,6 +35,11 @@ def state(launches: int = 0, **home: int) -> WidePartition:
             ["0 of 9 inferences ran on granules that globex lends; for 9, they take longer than the lenders allow (`lend`)"],
         ),
         (state(), state(6, in_flight=5), ["6 of 11 inferences ran on granules that globex lends"]),
+        (
+            state(),
+            state(5, in_flight=5),
+            ["5 of 10 inferences ran on granules that globex lends; for 5, another one of its own was running"],
+        ),
         (state(9, in_flight=9), state(3, in_flight=1), []),  # The process was replaced meanwhile.
     ],
 )
@@ -64,6 +69,7 @@ def test_every_reason_to_stay_at_home_is_said_in_words(why: str) -> None:
 def test_a_lender_that_has_stopped_reads_why() -> None:
     (said,) = advise_lender("globex", False)
     assert said.startswith("globex lends nothing for now, as its own requests were later")
+    assert advise_lender("globex", True) == advise_lender("globex", None) == []
 
 
 @pytest.mark.parametrize(

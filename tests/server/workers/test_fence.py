@@ -1,6 +1,6 @@
 """When a work goes to the narrow placement: over all states of neighbours, and over what a model may draw."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.link.activity import ENDED, OPEN
@@ -55,6 +55,7 @@ def test_a_model_draws_too_much_if_it_moves_its_bytes_faster_than_its_tenant_may
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**44), st.integers(1, 132), st.integers(0, 132))
+@example(moved=7, home=21, rate=SECOND, units=1, more=2)  # As much as its tenant may.
 def test_what_draws_too_much_at_home_does_so_wide_and_what_could_there_is_faster(
     moved: int, home: int, rate: int, units: int, more: int
 ) -> None:

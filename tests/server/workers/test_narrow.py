@@ -196,6 +196,27 @@ def test_models_that_have_left_are_forgotten_and_figures_that_are_not_named_stay
         assert [*placement.measured()] == [HOG, TINY]
 
 
+def test_on_another_placement_a_model_is_held_as_before_and_what_it_takes_there_is_not_known_yet() -> None:
+    with fenced() as (bench, placement):
+        placement.demand(HOG).narrow = 10**6
+        other = NarrowPlacement(bench.device.carve([1]), [each.page for each in bench.neighbours], RATE, placement.statistics)
+        found = other.measured()[HOG]
+        assert (found.home, found.narrow, found.moved) == (10**9, 0, 2 * RATE)
+
+
+def test_what_could_draw_too_much_wide_keeps_home_while_it_can_be_held() -> None:
+    with fenced() as (bench, placement):
+        bench.know(placement, RATE)
+        assert not placement.keeps_home(HOG, 1, 2)
+        bench.neighbours[0].activity.begin()
+        assert [placement.keeps_home(HOG, 1, wide) for wide in (1, 2)] == [False, True]
+        placement.suspend()
+        assert not placement.keeps_home(HOG, 1, 2)
+        bench.worker.resume(placement)
+        placement.executors.pop(HOG).close()
+        assert not placement.keeps_home(HOG, 1, 2)
+
+
 @pytest.mark.parametrize("hosted", [False, True])
 def test_narrow_works_are_in_flight_together(hosted: bool) -> None:
     with fenced(hosted=hosted) as (bench, _):

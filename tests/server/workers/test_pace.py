@@ -181,6 +181,9 @@ def test_each_path_has_a_budget_of_its_own() -> None:
     pace.set_rate(MEMORY, 0)
     pace.charge(MEMORY, GB, SECOND)
     assert pace.wait(SECOND) == 4_000_000 - CATCH_UP, "it has all there is"
+    pace.charge(OUT, 5_000_000, SECOND)
+    pace.count_wait(SECOND + 3_000_000)
+    assert pace.waits == 2, "only the outputs are waited for"
 
 
 def test_a_rate_may_change_at_any_time_and_a_pace_shows_what_it_is() -> None:
@@ -192,11 +195,14 @@ def test_a_rate_may_change_at_any_time_and_a_pace_shows_what_it_is() -> None:
 
 
 class Loading:
-    """A load that pays, on a clock of its own, while the tenant has works of so many bytes, as many as may begin."""
+    """A load that pays, on a clock of its own, while the tenant has works of so many bytes, as many as may begin; of the paths
+    only this one is held.
+    """
 
-    def __init__(self, rate: int, work: int = 0) -> None:
+    def __init__(self, rate: int, work: int = 0, path: int = IN) -> None:
         self.neighbour = page()
-        self.pace = Pace([self.neighbour], rate)
+        self.pace, self.path = Pace([self.neighbour], 0), path
+        self.pace.set_rate(path, rate)
         self.now, self.moved, self.waited = SECOND, 0, 0
         self._work, self._free_at = work, SECOND
 
@@ -205,7 +211,7 @@ class Loading:
         while self._work and self.now + (left := self.pace.wait(self.now)) < until:
             self.now += left
             if not left:
-                self.pace.charge(IN, self._work, self.now)
+                self.pace.charge(self.path, self._work, self.now)
                 self.moved += self._work
                 self.waited, self._free_at = max(self.waited, self.now - self._free_at), self.now
         self.now = until
@@ -213,14 +219,15 @@ class Loading:
     def pay(self, nbytes: int) -> float:
         """The seconds that it took."""
         began = self.now
-        self.pace.pay(nbytes, pause=self.pause, clock=lambda: self.now)
+        self.pace.pay(nbytes, self.path, self.pause, lambda: self.now)
         return (self.now - began) / SECOND
 
 
 @pytest.mark.parametrize("loads", [1, 7, 1000])
-@pytest.mark.parametrize("rate", [GB, 25 * GB])
-def test_loads_take_as_long_as_the_tenant_s_share_gives_them(rate: int, loads: int) -> None:
-    loading = Loading(rate)
+@pytest.mark.parametrize(("rate", "path"), [(GB, IN), (25 * GB, IN), (GB, OUT), (GB, MEMORY)])
+def test_loads_take_as_long_as_the_tenant_s_share_gives_them(rate: int, path: int, loads: int) -> None:
+    """And strains, each on its path."""
+    loading = Loading(rate, path=path)
     assert sum(loading.pay(rate // loads) for _ in range(loads)) == pytest.approx(1, rel=0.01)
 
 
@@ -319,6 +326,7 @@ def test_a_ticket_waits_no_longer_than_until_it_is_due(bench: Paced) -> None:
     bench.put(bench.ticket(0, 1))
     assert bench.answer(bench.next()) == [1]
     assert time.monotonic() - began >= 0.03
+    assert bench.pace.waits == 1, "however often it was looked at"
 
 
 def test_a_work_in_flight_is_completed_while_the_next_ticket_waits(bench: Paced) -> None:
