@@ -21,7 +21,7 @@ from engines.settings import Sample
 from engines.signature import Form
 
 from ..config.file import read
-from ..config.forms import form_of, shown
+from ..config.forms import cut, form_of, shown
 from ..config.schema import DeviceConfig, ModelOptions
 from ..config.tables import dotted, nearest
 from ..config.values import MOST_WARM
@@ -175,7 +175,9 @@ def _readings(text: str) -> Iterator[object]:
 
 
 def _shown(value: object) -> str:
-    return shown([{} if isinstance(item, tuple) else item for item in value]) if isinstance(value, tuple) else shown(value)
+    if not isinstance(value, tuple):
+        return shown(value)
+    return cut(f"[{', '.join('a table' if isinstance(item, tuple) else shown(item) for item in value)}]")
 
 
 _SWITCH: Mapping[str, object] = MappingProxyType({"0": False, "1": True, "false": False, "true": True})
