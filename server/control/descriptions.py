@@ -141,12 +141,13 @@ class AtStart(NamedTuple):
     """How models are loaded at the start of a process that replaces another, so that its tenants are served as by that one.
 
     By tenant and name, the configurations that models were loaded with on request, and why others are not loaded. By tenant,
-    and name, `ranks` are the order in which they are loaded, 0 where there is none.
+    and name, `ranks` are the order in which they are loaded, 0 where there is none. `again`: there was such a process.
     """
 
     overrides: Mapping[tuple[str, str], str | None] = MappingProxyType({})
     left_out: Mapping[tuple[str, str], str] = MappingProxyType({})
     ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    again: bool = False
 
 
 AS_CONFIGURED = AtStart()

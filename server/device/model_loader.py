@@ -128,6 +128,14 @@ class ModelLoader:
             log.error("the model repository cannot be read, so it counts as empty: %s", error)
             return []
 
+    def unreadable(self) -> str:
+        """Why the repository cannot be read; "" if it can. Blocks."""
+        try:
+            self._repository.names()
+        except OSError as error:
+            return str(error)
+        return ""
+
     def has(self, name: str) -> bool:
         """Whether the repository has a model of this name. Raises OSError if it cannot be read."""
         return name in self._repository.names()

@@ -33,7 +33,8 @@ from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.runtime")
 
-
+_AGAIN = 1.0
+"""Seconds after which a repository that cannot be read is tried again."""
 OnLoading = Callable[[Loading], None]
 """Called when a model begins to be loaded, when what is done with it changes, and when that has ended."""
 
@@ -214,12 +215,23 @@ class TenantModels:
 
         A tenant that comes meanwhile is not one of them: its models are loaded once it has its partition.
         """
+        if at_start.again:
+            await self._until_readable()
         known = await asyncio.to_thread(self._model_loader.names) if self._model_loader.making else []
         wanted = self._wanted(known, at_start, tenants)
         async with making_ahead(self._model_loader, wanted) as ahead:
             await asyncio.gather(*(self.load_tenant(each.name, at_start=at_start, ahead=ahead) for each in tenants))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self.served.state())
+
+    async def _until_readable(self) -> None:
+        """Wait until the repository can be read: its disk may come back, and until then it is not known what there is."""
+        logged = ""
+        while self._lifecycle.state == "starting" and (why := await asyncio.to_thread(self._model_loader.unreadable)):
+            if why != logged:
+                log.error("the model repository cannot be read, which is tried again every %g s: %s", _AGAIN, why)
+            logged = why
+            await asyncio.sleep(_AGAIN)
 
     def _wanted(
         self, known: Collection[str], at_start: AtStart, tenants: Iterable[TenantConfig]
@@ -252,7 +264,7 @@ class TenantModels:
         self._frontends[tenant.name].http_side.listed()
         self._known[tenant.name] = len(names)
         self._say(tenant.name)
-        overrides, left_out, ranks = at_start
+        overrides, left_out, ranks, _ = at_start
         rank = ranks.get(tenant.name, {})
         names.sort(key=lambda model: rank.get(model, 0))
         left = await asyncio.to_thread(self._model_loader.in_order, names)

@@ -148,7 +148,7 @@ class Service:
         suspended = [tenant.lane.admission.suspended for tenant in self.tenants.values()]
         if suspended and all(suspended):
             return suspended[0]
-        if self.tenants and all(none_ready(tenant.index()) for tenant in self.tenants.values()):
+        if self.tenants and all(each.catalog.expected or none_ready(each.index()) for each in self.tenants.values()):
             return f"{' and '.join(map(repr, self.tenants))} is served no model; POST /v2/repository/index says why"
         silence = time.monotonic() - self._heartbeat_at
         return None if silence <= self._max_silence else f"the supervisor has been silent for {silence:.0f} s"

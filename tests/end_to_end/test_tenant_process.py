@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
@@ -11,7 +13,7 @@ import pytest
 from . import repository
 from .fixtures import server_with
 from .harness import cores
-from .processes import PAIR, Load, Running, configure, running, running_module, tenant, threads
+from .processes import PAIR, Load, Running, configure, running, running_device, running_module, tenant, threads
 from .test_device_process import others
 from .wire import SMALL, answered, client, infer, until
 
@@ -51,6 +53,26 @@ def test_a_process_that_crashes_takes_down_its_tenant_only(server: Running, acme
     assert 'greenlane_process_restarts_total{process="the HTTP process of acme"} 3.0\n' in scraped
     assert 'greenlane_process_restarts_total{process="the HTTP process of globex"} 0.0\n' in scraped
     assert 'greenlane_partition_utilization_ratio{device="0",partition=' in scraped
+
+
+@pytest.mark.parametrize("start", [running, running_device], ids=["tenant process", "device process"])
+def test_a_process_that_is_replaced_while_the_repository_is_away_serves_once_that_is_back(
+    tmp_path: Path, start: Callable[[Path], AbstractContextManager[Running]]
+) -> None:
+    root, away = tmp_path / "models", tmp_path / "away"
+    repository.write(root, "identity", repository.IDENTITY)
+    with start(configure(tmp_path / "c.toml", root, tenant())) as server, client(server, "acme") as http:
+        assert answered(http) == 200
+        root.rename(away)
+        for pid in server.devices() or [server.pid("acme")]:
+            os.kill(pid, signal.SIGKILL)
+        server.wait_for_log("the model repository cannot be read, which is tried again every 1 s")
+        with client(server, "acme") as again:
+            answer = infer(again, "identity", SMALL)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert again.get("/v2/health/ready").status_code == 503
+            away.rename(root)
+            until(lambda: answered(again) == 200)
 
 
 @pytest.mark.parametrize("options", [[], ["--device"]], ids=["tenant process", "device process"])

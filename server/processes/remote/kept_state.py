@@ -196,7 +196,7 @@ class KeptState:
             ranks.setdefault(tenant, {})[model] = 1
         overrides = {key: change.override for key, change in self._changes.items() if change.loaded}
         left_out = dict.fromkeys(self._changes.keys() - overrides.keys(), UNLOADED) | self.crashes.left_out()
-        return dict(self._granules), self.lists.at_start(), AtStart(overrides, left_out, ranks)
+        return dict(self._granules), self.lists.at_start(), AtStart(overrides, left_out, ranks, again=True)
 
     def changes(self, tenant: str) -> Changes:
         return {name: change for (of, name), change in self._changes.items() if of == tenant}

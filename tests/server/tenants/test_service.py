@@ -114,9 +114,11 @@ def test_a_service_is_ready_only_while_serving() -> None:
 
 
 async def test_a_tenant_s_own_process_is_not_ready_while_none_of_its_models_is(frontend: LocalFrontend) -> None:
-    """But if all were unloaded on request, or it asks for none."""
+    """Or while it is not known which there are; but if all were unloaded on request, or it asks for none."""
     service = Service(CONFIG, [frontend.tenant])
     service.set_state("serving")
+    assert service.unready
+    frontend.listed()
     assert service.unready is None
     problem = IndexEntry("m", "", "UNAVAILABLE", "broken")
     for served_models, problems, ready in (

@@ -71,4 +71,4 @@ def test_models_are_loaded_as_the_last_request_for_each_said() -> None:
     for change in (Change("acme", "a", True), Change("acme", "b", False), Change("acme", "a", True, "{}")):
         kept.on_changed(change)
     _, _, found = kept.start({})
-    assert found == AtStart({("acme", "a"): "{}"}, {("acme", "b"): UNLOADED})
+    assert found == AtStart({("acme", "a"): "{}"}, {("acme", "b"): UNLOADED}, again=True)

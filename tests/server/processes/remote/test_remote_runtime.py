@@ -11,7 +11,7 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable, PartitionError
 from server.config.tenant import TenantConfig
-from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Paused
+from server.control.descriptions import AtStart, DeviceInfo, Paused
 from server.control.device_runtime import Models, Moves
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
@@ -219,7 +219,7 @@ async def test_a_load_is_answered_when_the_process_ends(process: Process, runtim
     process = Process()
     await process.start(runtime)
     await runtime.resumed(10)
-    assert process.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED), "it may be what ended the process"
+    assert process.heard[1] == ("start", {"acme": (0,)}, {}, AtStart(again=True)), "it may be what ended the process"
 
 
 async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_next_process(
@@ -254,7 +254,7 @@ async def test_a_move_is_never_continued_by_another_process(process: Process, ru
     await runtime.moves.commit()  # All others have halted as well, so the plan is carried out.
     await asyncio.wait_for(second.supervisors.closed.wait(), 10)
     third = await second.replaced(runtime)
-    assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AS_CONFIGURED)
+    assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AtStart(again=True))
 
 
 async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forgotten(
@@ -270,7 +270,7 @@ async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forg
     with pytest.raises(Unavailable):
         await starting
     third = await second.replaced(runtime)
-    assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AS_CONFIGURED)
+    assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AtStart(again=True))
 
 
 async def test_a_commit_that_fails_is_made_by_the_next_process(process: Process, runtime: RemoteRuntime) -> None:
@@ -280,7 +280,7 @@ async def test_a_commit_that_fails_is_made_by_the_next_process(process: Process,
     await runtime.moves.commit()
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
     second = await process.replaced(runtime)
-    assert second.heard[1] == ("start", {"acme": (1,)}, {}, AS_CONFIGURED)
+    assert second.heard[1] == ("start", {"acme": (1,)}, {}, AtStart(again=True))
 
 
 async def test_the_next_process_starts_as_a_switch_left_the_tenants(process: Process, runtime: RemoteRuntime) -> None:
@@ -288,7 +288,7 @@ async def test_the_next_process_starts_as_a_switch_left_the_tenants(process: Pro
     await runtime.moves.prepare({"acme": (1,)})
     assert await runtime.moves.switch() == {"acme": Paused(0.001, True)}
     second = await process.replaced(runtime)
-    assert second.heard[1] == ("start", {"acme": (1,)}, {}, AS_CONFIGURED)
+    assert second.heard[1] == ("start", {"acme": (1,)}, {}, AtStart(again=True))
 
 
 async def test_a_switch_that_work_in_flight_prevents_changes_nothing(process: Process, runtime: RemoteRuntime) -> None:
@@ -298,7 +298,7 @@ async def test_a_switch_that_work_in_flight_prevents_changes_nothing(process: Pr
         await runtime.moves.switch()
     assert not process.supervisors.closed.is_set()
     second = await process.replaced(runtime)
-    assert second.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED)
+    assert second.heard[1] == ("start", {"acme": (0,)}, {}, AtStart(again=True))
 
 
 async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_granules(
@@ -310,7 +310,7 @@ async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_gran
         await runtime.moves.switch()
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
     second = await process.replaced(runtime)
-    assert second.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED)
+    assert second.heard[1] == ("start", {"acme": (0,)}, {}, AtStart(again=True))
 
 
 async def test_a_tenant_that_the_new_process_suspends_stays_suspended(
@@ -391,7 +391,7 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
     assert clients.of("announce") == [("a",), ("b",), ("c",)]
     second = Process(loaded=asyncio.Event())
     await second.start(runtime)
-    again = AtStart({("acme", "b"): "{}"}, {("acme", "c"): UNLOADED})
+    again = AtStart({("acme", "b"): "{}"}, {("acme", "c"): UNLOADED}, again=True)
     assert second.heard[1] == ("start", {"acme": (0,)}, {}, again)
     await runtime.models.use({"acme": ["a"]})
     for name in ("a", "b"):
@@ -442,12 +442,12 @@ async def test_a_process_that_was_started_without_a_tenant_that_has_come_is_repl
     """Another device's tenant that comes, or one that was to leave and stays, as the process before has ended."""
     granules, _ = runtime.handover.leave("acme")
     second = await process.replaced(runtime, loaded=asyncio.Event())
-    assert second.heard[1] == ("start", {}, {}, AS_CONFIGURED)
+    assert second.heard[1] == ("start", {}, {}, AtStart(again=True))
     runtime.handover.stay("acme", granules)
     assert frontend.refusing == GONE
     await asyncio.wait_for(second.supervisors.closed.wait(), 10)
     third = await second.replaced(runtime)
-    assert third.heard[1] == ("start", {"acme": granules}, {}, AS_CONFIGURED)
+    assert third.heard[1] == ("start", {"acme": granules}, {}, AtStart(again=True))
     assert frontend.refusing == ""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from server.accounts.usage import Report, TenantUsages, Usage
 from server.config.tenant import TenantConfig
-from server.control.descriptions import AS_CONFIGURED, AtStart, Beside, DeviceInfo, Execution, Loading, ReadyShare, TenantMemory
+from server.control.descriptions import AtStart, Beside, DeviceInfo, Execution, Loading, ReadyShare, TenantMemory
 from server.control.device_runtime import Models, Placements
 from server.errors import Unavailable
 from server.processes.channels import descriptors
@@ -193,7 +193,7 @@ async def test_a_process_that_replaces_another_is_away_until_its_models_are_load
     first.close()
     await second.connect(runtime)
     assert runtime.away
-    assert second.heard == [("open",), ("start", {"acme": (1,)}, {}, AS_CONFIGURED)]
+    assert second.heard == [("open",), ("start", {"acme": (1,)}, {}, AtStart(again=True))]
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert not runtime.away
@@ -230,7 +230,7 @@ async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left(s
     runtime.handover.leave("acme")
     await runtime.handover.release("acme")
     await second.replace(first, runtime)
-    assert second.heard == [("open",), ("start", {"globex": (0,)}, {}, AtStart({("globex", "b"): None}))]
+    assert second.heard == [("open",), ("start", {"globex": (0,)}, {}, AtStart({("globex", "b"): None}, again=True))]
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert list(runtime.frontends) == ["globex"]
@@ -248,7 +248,7 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed(s
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert second.heard[1:] == [
-        ("start", {"acme": (1,)}, {"acme": ["b", "c"]}, AtStart({("acme", "b"): None})),
+        ("start", {"acme": (1,)}, {"acme": ["b", "c"]}, AtStart({("acme", "b"): None}, again=True)),
         ("loaded",),
     ]
     assert runtime.handover.leave("acme")[0] == (1,)
@@ -268,7 +268,7 @@ async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them(s
     second.loaded.set()
     await runtime.resumed(PATIENCE)
     assert second.heard[1:] == [
-        ("start", {"acme": (1,)}, {}, AS_CONFIGURED),
+        ("start", {"acme": (1,)}, {}, AtStart(again=True)),
         ("loaded",),
         ("use", {"acme": ["b"]}, {}),
     ]
