@@ -375,6 +375,19 @@ def test_what_cannot_be_counted_is_not_and_takes_nothing(
     assert {each: cpus(each) for each in (*groups(base), *meters(base))} == before
 
 
+@pytest.mark.parametrize("why", [count_nothing, be_monitored, be_in_a_group_of_others])
+def test_what_can_be_counted_no_more_is_not_counted_in_part(
+    root: KernelPath, base: KernelPath, why: Callable[[KernelPath], None]
+) -> None:
+    machine = CoreGroups(root)
+    machine.hold({"acme": CoreShare((0, 1), None)})
+    assert machine.moved() == {"acme": 0}
+    why(base)
+    machine.hold({"acme": CoreShare((0, 1), None)})
+    assert machine.moved() == {}
+    assert not [each for each in meters(base) if each.name.startswith("greenlane")]
+
+
 def test_a_server_that_another_program_monitors_is_held_but_not_counted(root: KernelPath, base: KernelPath) -> None:
     (root / "proc/self/cpu_resctrl_groups").write_text("res:/\nmon:others\n")
     machine = CoreGroups(root)
@@ -487,6 +500,12 @@ def test_each_holder_fills_its_part_of_the_cache_apart_from_the_others(root: Ker
     assert masks(base)["globex"][0] == 0b00000011111
 
 
+def test_a_part_is_not_a_way_less_for_how_floats_are_rounded(root: KernelPath) -> None:
+    base = lay_out(root, 8, ways=22)
+    found = CoreGroups(root).hold({"acme": CoreShare((0,), 15 / 22)})["acme"]
+    assert (masks(base), found.notes) == ({"acme": {0: 2**15 - 1}}, ())
+
+
 def test_a_part_below_what_the_processor_gives_is_said_and_ways_are_shared_where_there_are_too_few(root: KernelPath) -> None:
     base = lay_out(root, 8, ways=4)
     (base / "info/L3/min_cbm_bits").write_text("2\n")
@@ -497,6 +516,8 @@ def test_a_part_below_what_the_processor_gives_is_said_and_ways_are_shared_where
     assert found["acme"].notes == ()
     assert found["globex"].notes == found["none"].notes == (least, shared)
     assert CoreGroups(root).look({"acme": CoreShare((0,), 1.0)})["acme"].how.count("L3:0=f,"), "all there is"
+    (base / "info/L3/min_cbm_bits").write_text("0\n")  # As AMD's may have none.
+    assert CoreGroups(root).look({"acme": CoreShare((0,), 0.1)})["acme"].how.count("L3:0=1,")
 
 
 def test_code_and_data_get_the_same_ways_where_the_cache_divides_them(root: KernelPath) -> None:

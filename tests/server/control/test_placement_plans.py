@@ -16,7 +16,7 @@ from partitions.resctrl import CoreGroups, CoreShare
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ReadyShare
-from server.control.fence import Fence, FencedTenant, Narrowing
+from server.control.fence import Fence, FencedModel, FencedTenant, Narrowing
 from server.control.placement_plans import PlacementPlans
 from server.control.stretch import Wide
 from server.errors import Unavailable
@@ -108,7 +108,12 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
     fence = Fence(("globex",), 2 * 10**12, (0, 1))
     assert [side.fenced for side in sides.values()] == [[{"acme": fence}], [{}]]
     assert device.fences == {"acme": fence}
-    assert [*(await plans.states())] == ["acme", "globex"]
+    model = FencedModel("mob/1", 5, 1.0, 2.0, slows=9.0)
+    sides["acme"].state = FencedTenant(10**12, (), 0, 0, 0, [], [], [model], "not at all", 10**15)
+    states = await plans.states()
+    assert [*states] == ["acme", "globex"]
+    assert (state := states["acme"].fence)
+    assert (state.cores, state.moved, state.models[0].slows) == ("", None, 0.0), "which its own process does not know"
     sides["acme"].away = True
     assert [*(await plans.states())] == ["globex"], "a process that has ended holds none"
     sides["acme"].away = False
@@ -124,6 +129,30 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
     plans.remake()
     await plans.carried_out()
     assert len(sides["acme"].fenced) == count, "without a fence nothing is said"
+
+
+@pytest.mark.parametrize("before", [None, 0.5])
+async def test_a_share_that_a_reload_gives_holds_once_models_are_loaded(before: float | None) -> None:
+    """Also the first one."""
+    side, free = Runtime("acme"), asyncio.Event()
+    runtimes: Any = {"acme": side, "globex": side}
+    moves = Bandwidth(memory=4 * 10**12, unit=10**12)
+    device = ControlledDevice("0", runtimes, info=DeviceInfo("cuda", "", "SM", (1,) * 8, bandwidth=moves))
+    device.hold({"acme": (0, 1, 2), "globex": (4, 5)})
+    acme = ACME.model_copy(update={"memory_bandwidth": before})
+    plans = PlacementPlans({"acme": acme, "globex": GLOBEX}, [device], asyncio.Lock())
+
+    async def load() -> None:
+        await free.wait()
+
+    plans.begin(load)
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.25}), "globex": GLOBEX})
+    for _ in range(99 if before else 0):
+        await asyncio.sleep(0)
+    assert not side.fenced
+    free.set()
+    await plans.carried_out()
+    assert side.fenced == [{"acme": Fence(("globex",), 10**12, (0,))}]
 
 
 async def test_a_fence_that_could_not_be_taken_back_is_taken_back_with_the_next_plan() -> None:
@@ -243,10 +272,11 @@ async def test_a_server_without_a_fence_removes_what_a_killed_one_left(root: Ker
     base = lay_out(root, 8)
     (base / "greenlane-acme-c0ffee").mkdir()
     (base / "greenlane-acme-c0ffee/cpus_list").write_text("2-3\n")
-    _, plans, _ = on_cores(root)
+    device, plans, _ = on_cores(root)
+    device.info = DeviceInfo("cuda", "", "SM", (1,) * 4)
     plans.reconfigure({name: GLOBEX.model_copy(update={"name": name}) for name in ("acme", "globex")})
     plans.begin(loaded)
-    await plans.carried_out()
+    await plans.free_cores()
     assert not groups(base)
 
 

@@ -528,7 +528,7 @@ async def test_a_load_that_waits_for_pcie_hurries_once_nothing_is_to_be_held(sit
     while not pace.shared.free_at[IN]:
         await asyncio.sleep(0)
     plan = site.controller.devices[0].fences["acme"]
-    await site.runtime.placements.plan({}, {"acme": plan._replace(neighbours=("globex", "initech"))})
+    await site.runtime.placements.plan({}, {"acme": plan._replace(neighbours=("globex", "initech"), pcie=1)})
     assert site.runtime.workers["acme"].pace is pace, "it goes on when a neighbour comes, with what pays to it"
     assert not loading.done()
     if why == "the server stops":

@@ -19,13 +19,13 @@ from server.device.tenant_locks import TenantLocks
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, view_fence
 from server.link import activity
-from server.workers.fence import at_work, could_exceed, exceeds
+from server.workers.fence import SECOND, at_work, could_exceed, exceeds
 from server.workers.narrow import NarrowPlacement, NarrowStatistics
 from server.workers.placement import Placement
 from server.workers.stretching import SETTLED, towards
 from server.workers.worker import Worker
 from tests.launchable import LaunchableExecutor, needs_a_compiler, open_fake_cuda
-from tests.server.workers.test_fence import NEIGHBOURS, NOW
+from tests.server.workers.test_fence import NEIGHBOURS, NOW, RESTING
 from tests.server.workers.test_narrow import HOG, TINY, Fenced, Neighbour
 from tests.server.workers.test_narrow import RATE as RATE_OF_TENANT
 from tests.server.workers.test_wide import Borrower
@@ -38,16 +38,30 @@ MOVED = st.one_of(FIGURE, st.integers(-(2**58), -1))
 UNITS = st.integers(1, 132)
 RATE = st.one_of(st.integers(1, 2**20), st.integers(1, 2**58))
 """Nanoseconds of nine years, and as many bytes: with the units of a device no product of these is more than 128 bits have."""
+DRAWS = st.one_of(
+    st.tuples(MOVED, FIGURE, RATE),
+    # As on a GPU: up to some terabytes a second, and about as much as the tenant may.
+    st.builds(
+        lambda home, rate, halves, more: (home * rate * halves // SECOND // 2 + more, home, rate),
+        st.integers(10**4, 10**9),
+        st.integers(10**9, 10**13),
+        st.integers(0, 8),
+        st.integers(0, 1),
+    ),
+)
+"""What a work moves, takes at home, and may draw."""
+AFTER = st.one_of(st.sampled_from([SETTLED - 1, SETTLED, SETTLED + 1]), st.integers(-2 * SETTLED, 2 * SETTLED))
 
 
 @settings(max_examples=300)
-@given(NEIGHBOURS, NOW, MOVED, FIGURE, RATE, st.integers(-2 * SETTLED, 2 * SETTLED), UNITS, UNITS)
+@given(st.one_of(NEIGHBOURS, RESTING), NOW, DRAWS, AFTER, UNITS, UNITS)
 def test_c_and_python_send_the_same_works_to_the_narrow_placement(
-    neighbours: list[memoryview], now: int, moved: int, home: int, rate: int, after: int, units: int, wide: int
+    neighbours: list[memoryview], now: int, draws: tuple[int, int, int], after: int, units: int, wide: int
 ) -> None:
+    moved, home, rate = draws
     fence = view_fence(rate, NarrowStatistics().counted, neighbours)
     demand = Demand(home, 0, moved)
-    moments = {now, *[max(0, min(2**62, int(each[activity.ENDED]) + after)) for each in neighbours]}
+    moments = {now, now % (2 * SETTLED), *[max(0, min(2**62, int(each[activity.ENDED]) + after)) for each in neighbours]}
     for at in moments:
         said = open_library().launch_loop_goes_narrow(ctypes.byref(fence), ctypes.byref(demand), at)
         assert bool(said) == (exceeds(moved, home, rate) and at_work(neighbours, at))

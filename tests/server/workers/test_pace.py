@@ -186,14 +186,6 @@ def test_each_path_has_a_budget_of_its_own() -> None:
     assert pace.waits == 2, "only the outputs are waited for"
 
 
-def test_a_rate_may_change_at_any_time_and_a_pace_shows_what_it_is() -> None:
-    pace = Pace([page()], GB)
-    set_pcie(pace, 2 * GB)
-    pace.charge(IN, 8_000_000, SECOND)
-    assert pace.wait(SECOND) == 4_000_000 - CATCH_UP
-    assert pace.applies()
-
-
 class Loading:
     """A load that pays, on a clock of its own, while the tenant has works of so many bytes, as many as may begin; of the paths
     only this one is held.
