@@ -110,7 +110,7 @@ async def test_a_device_whose_process_was_replaced_as_a_tenant_came_is_started_w
     await third.end(site.target)
     fourth = Process()
     await fourth.start(site.target)
-    assert fourth.heard[1] == ("start", {"acme": (3,)}, {}, AS_CONFIGURED)
+    assert fourth.heard[1] == ("start", {"acme": (3,)}, {}, AS_CONFIGURED._replace(again=True))
     await site.target.resumed(10)
     fourth.close()
 
