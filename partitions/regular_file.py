@@ -53,7 +53,7 @@ def check_writable(path: Path) -> None:
     there = path
     try:
         with suppress(FileNotFoundError):
-            os.lstat(path)  # Its name may be too long for one that is not there yet.
+            os.lstat(path)  # Raises where the name is too long, also if no such file is there.
         there = nearest_there(path)
         with there.open("ab") if there == path and there.is_file() else tempfile.TemporaryFile(dir=there):
             pass

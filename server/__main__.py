@@ -35,7 +35,7 @@ from .host.leaving import end_now, leave
 from .processes.serve import serve
 from .processes.supervision.listen import CannotListen, listen, reserve
 
-gc.freeze()  # What was imported stays.
+gc.freeze()  # Modules stay for good, so the collector need not look at them again.
 gc.enable()
 
 

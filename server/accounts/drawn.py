@@ -1,8 +1,9 @@
 """How much a unit draws of a device's memory where a fenced tenant's models are held, so that these get what they may. Pure.
 
-At first the plan assumes that a unit draws all that it can. Models draw less: on an H200 those that read, write or copy memory
-drew a quarter to two fifths of that (docs/lab/2026-11-29-bandwidth.md). So a placement gets more granules, until its models
-fill the tenant's share. What they draw is seen while they run there. The model that draws the most counts for its tenant.
+At first the plan assumes that a unit draws all that it can. Models draw less: on an H200 models that read, write or copy
+memory drew a quarter to two fifths of it (docs/lab/2026-11-29-bandwidth.md). So a placement gets more granules, until its
+models fill the tenant's share. What they draw is seen while they run there. The model that
+draws the most counts for its tenant.
 """
 
 from collections.abc import Collection, Mapping

@@ -103,7 +103,7 @@ class Connections:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
-            known = self._shown | self._cut  # Those that come while the sockets are looked at may not be found.
+            known = self._shown | self._cut  # A connection that comes during the look may not be found by it.
             try:
                 found = await asyncio.to_thread(sockets.connections, self._port)
                 self._close_surplus(found, known - found.keys())

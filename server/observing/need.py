@@ -113,7 +113,7 @@ def _since(before: int, after: int) -> int:
 
 
 def by_model(before: Counted, after: Counted) -> dict[tuple[str, str], Need]:
-    """The same for each model and version alone. Nothing is known of what was turned away, and of how busy each kept it."""
+    """The same for each model and version alone. What of it was turned away, and how busy it kept the share, is not known."""
     found = {}
     for key, counters in after.models.items():
         known = {key: before.models[key]} if key in before.models else {}
